@@ -81,7 +81,7 @@ static uint32_t count_listed(const std::string & list) {
 }
 
 // Returns how many cores AWS's variables choose, or 0 for all: NEURON_RT_NUM_CORES=0 also means all. Source: AWS Neuron,
-// "Neuron Runtime configuration". A text that is no list counts as one core: nrt_init tells what is wrong with it.
+// "Neuron Runtime configuration". Any other text counts as one core: nrt_init reports what is wrong with it.
 static uint32_t count_selected_cores() {
     const char * visible = getenv("NEURON_RT_VISIBLE_CORES");
     const char * number  = getenv("NEURON_RT_NUM_CORES");

@@ -99,7 +99,7 @@ def test_cores_are_claimed_by_their_first_use(
     programs: Programs, kernels: Path, tmp_path: Path, described: bool, fault: str | None
 ) -> None:
     """Programs that load every backend and compute nothing, such as llama-quantize, take no core from others. With the
-    fault `early` libnrt tells nothing before it is initialized.
+    fault `early` libnrt reports nothing before it is initialized.
     """
     environment = programs.environment(
         GGML_NEURON_KERNEL_DIR=kernels,

@@ -224,18 +224,13 @@ class Libnrt:
         self._call("nrt_execute", model.handle, inputs, outputs)
 
     def has_queues(self) -> bool:
-        """Returns whether executions can be queued as in SDK 2.29 and later, with runtime version 2.31.
-
-        Functions of the same name and of an earlier version have other arguments. The simulator's library has these
-        functions in every simulated release.
-        """
-        found = _Version()
+        """Returns whether executions can be queued as in SDK 2.29 and later, with symbol version NRT_3.0.0."""
+        found = _Version()  # the simulator's library has that symbol version in every simulated release
         self._call("nrt_get_version", ctypes.byref(found), ctypes.c_size_t(ctypes.sizeof(found)))
-        major, minor = found.numbers[:2]
         dlvsym = ctypes.CDLL(None).dlvsym
         dlvsym.restype = ctypes.c_void_p
-        schedule = dlvsym(ctypes.c_void_p(self._library._handle), b"nrta_execute_schedule", b"NRT_3.0.0")
-        return schedule is not None and (major, minor) >= (2, 31)
+        function = dlvsym(ctypes.c_void_p(self._library._handle), b"nrta_execute_schedule", b"NRT_3.0.0")
+        return function is not None and tuple(found.numbers[:2]) >= (2, 31)
 
     def schedule(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> ScheduledExecution:
         """Queues an execution on the core of the model."""
