@@ -29,37 +29,32 @@ def run_step(programs: Programs, exporter: Path, tmp_path: Path) -> Step:
     """Returns a function that runs the commands of a step in a folder with MODEL.gguf, and returns their output."""
     size = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=1, n_ctx=512)
     random_llama.write(tmp_path / "MODEL.gguf", size=size)
-    shim = tmp_path / "bin" / "kernelgen"
-    shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m kernelgen "$@"\n')
-    shim.chmod(0o755)
-    compiled = tmp_path / "compiled"
-    compiled.mkdir(mode=0o700)
+    (tmp_path / "compiled").mkdir(mode=0o700)
+    environment = programs.environment(
+        GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+        NEURON_KERNELGEN_CACHE=tmp_path / "cache",
+        NEURON_KERNELGEN_EXPORTER=exporter,
+        NEURON_RT_NUM_CORES=None,
+        NEURON_SIMULATOR_CACHE=tmp_path / "compiled",
+        NEURON_SIMULATOR_INSTANCE="trn1.2xlarge",
+    )
+    environment["PATH"] = f"{programs.llama_cpp}:{environment['PATH']}"
 
-    def run_step(step: int, before: str, **variables: str) -> str:
-        environment = programs.environment(
-            GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
-            NEURON_KERNELGEN_CACHE=tmp_path / "cache",
-            NEURON_KERNELGEN_EXPORTER=exporter,
-            NEURON_RT_NUM_CORES=None,
-            NEURON_SIMULATOR_CACHE=compiled,
-            NEURON_SIMULATOR_INSTANCE="trn1.2xlarge",
-        )
-        environment["PATH"] = f"{shim.parent}:{programs.llama_cpp}:{environment['PATH']}"
+    def run_step(step: int, before: str = "") -> str:
         output = ""
         for command in commands(step):
+            script = f'kernelgen() {{ {sys.executable} -m kernelgen "$@"; }}\n{before}\n{command}'
             completed = subprocess.run(
-                ["bash", "-c", f"{before}\n{command}"],
+                ["bash", "-c", script],
                 cwd=tmp_path,
-                env=environment | variables,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                env=environment,
+                capture_output=True,
                 text=True,
                 check=False,
                 timeout=300,
             )
-            assert completed.returncode == 0, f"$ {command}\n{completed.stdout[-4000:]}"
-            output += completed.stdout
+            output += completed.stdout + completed.stderr
+            assert completed.returncode == 0, f"$ {command}\n{output[-4000:]}"
         return output
 
     return run_step
@@ -84,9 +79,9 @@ def test_the_steps_work_with_the_defaults_of_aws(run_step: Step) -> None:
     assert "NeuronCores is used" not in log
 
     # without the variable, a process has both cores
-    log = run_step(2, "")
+    log = run_step(2)
     assert re.search(r"^ok +collectives: 2 cores", log, re.MULTILINE), log
     assert not re.search("^(FAILED|warning) ", log, re.MULTILINE), log
-    log = run_step(5, "")
+    log = run_step(5)
     assert count_ops(log)[0] > 100 and count_ops(log)[1] == 0
     assert "ggml-neuron: 1 of 2 NeuronCores is used: " in log

@@ -225,22 +225,19 @@ class Libnrt:
 
     def has_queues(self) -> bool:
         """Returns whether executions can be queued as in SDK 2.29 and later, with symbol version NRT_3.0.0."""
-        found = _Version()  # the simulator's library has that symbol version in every simulated release
-        self._call("nrt_get_version", ctypes.byref(found), ctypes.c_size_t(ctypes.sizeof(found)))
+        release = tuple(map(int, self.version().split(".")[:2]))
         dlvsym = ctypes.CDLL(None).dlvsym
         dlvsym.restype = ctypes.c_void_p
         function = dlvsym(ctypes.c_void_p(self._library._handle), b"nrta_execute_schedule", b"NRT_3.0.0")
-        return function is not None and tuple(found.numbers[:2]) >= (2, 31)
+        return function is not None and release >= (2, 31)
 
     def schedule(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> ScheduledExecution:
         """Queues an execution on the core of the model."""
         status, sequence = ctypes.c_int(_PENDING), ctypes.c_uint64()
-        self._call(
-            "nrta_execute_schedule", model.handle, inputs, outputs, 0, ctypes.byref(status), ctypes.byref(sequence)
-        )
-        self._scheduled.append(
-            ScheduledExecution(status, sequence)
-        )  # the library writes to them even after the caller is gone
+        results = ctypes.byref(status), ctypes.byref(sequence)
+        self._call("nrta_execute_schedule", model.handle, inputs, outputs, 0, *results)
+        # the library writes to them even after the caller is gone
+        self._scheduled.append(ScheduledExecution(status, sequence))
         return self._scheduled[-1]
 
     def is_completed(self, scheduled: ScheduledExecution) -> bool:
