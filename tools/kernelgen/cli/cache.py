@@ -211,13 +211,16 @@ def info(caches: CacheSettings, output_format: str) -> None:
     from kernelgen.cache.entry import DamagedEntry
 
     groups: dict[tuple[str, str], list[int]] = {}
-    damaged = 0
+    damaged = unreadable = 0
     folder = Folder(caches.folder) if caches.folder else None
     for stored in folder.entries() if folder else ():
         try:
             head = folder.head(stored.name) if folder else None
-        except (DamagedEntry, OSError):
+        except DamagedEntry:
             damaged += 1
+            continue
+        except OSError:
+            unreadable += 1
             continue
         if head is not None:
             groups.setdefault((head.key.target, head.key.compiler), []).append(stored.size)
@@ -229,14 +232,17 @@ def info(caches: CacheSettings, output_format: str) -> None:
         ]
         local = None
         if folder:
-            local = {"folder": str(folder), "entries": count, "bytes": size, "damaged": damaged, "parts": parts}
+            local = {"folder": str(folder), "entries": count, "bytes": size, "parts": parts}
+            local |= {"damaged": damaged, "unreadable": unreadable}
         click.echo(json.dumps({"local": local, "shared": shared}, indent=1))
         return
     click.echo(f"{folder}: {_entries(count)}, {binary_size(size)}" if folder else "this machine's cache is off")
     for (target, compiler), sizes in sorted(groups.items()):
         click.echo(f"  {target}  {compiler}: {_entries(len(sizes))}, {binary_size(sum(sizes))}")
     if damaged:
-        click.echo(f"  {_entries(damaged)} can't be read; kernelgen cache verify removes them")
+        click.echo(f"  {_entries(damaged)} damaged; kernelgen cache verify removes them")
+    if unreadable:
+        click.echo(f"  {_entries(unreadable)} can't be read; kernelgen cache verify names them")
     if shared:
         click.echo(f"shared cache {shared['url']} ({shared['mode']}): {shared['state']}")
 
@@ -295,25 +301,29 @@ def prune(max_size: str, folder: Folder) -> int:
 def verify(keep: bool, folder: Folder) -> int:
     """Read every entry, and remove those that are damaged.
 
-    Builds check each entry that they read, so no build depends on this command. Exits with 1 when an entry was damaged.
+    An entry that can't be read, such as another user's, is named and stays: it may be whole. Builds check each entry that they
+    read, so no build depends on this command. Exits with 1 when an entry was damaged or can't be read.
     """
     from kernelgen.cache import entry
     from kernelgen.cache.entry import DamagedEntry
 
     folder.sweep()
-    count = damaged = 0
+    count = damaged = unreadable = 0
     for name in sorted(stored.name for stored in folder.entries()):
         count += 1
         try:
             data = folder.read(name)
             if data is not None:
                 entry.unpack(data, name)
-        except (DamagedEntry, OSError) as problem:
+        except OSError as error:
+            unreadable += 1
+            click.echo(f"{folder.path(name)}: it can't be read and stays: {error.strerror}")
+        except DamagedEntry as problem:
             damaged += 1
             removed = not keep and folder.drop(name)
             click.echo(f"{folder.path(name)}: {problem}{': removed' if removed else ''}")
-    click.echo(f"{folder}: {_entries(count)}, {damaged} damaged")
-    return EXIT_FAILED if damaged else EXIT_OK
+    click.echo(f"{folder}: {_entries(count)}, {damaged} damaged{f', {unreadable} unreadable' if unreadable else ''}")
+    return EXIT_FAILED if damaged or unreadable else EXIT_OK
 
 
 @command.command()
