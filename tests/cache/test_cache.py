@@ -94,6 +94,10 @@ def damage(path: Path, how: str) -> None:
     if how == "fifo":
         path.unlink()
         os.mkfifo(path)
+    elif how == "folder":
+        path.rename(path.with_name("aside"))
+        path.mkdir()
+        path.with_name("aside").rename(path / "inside")
     elif how == "link":
         path.unlink()
         path.symlink_to("/dev/zero")
@@ -113,7 +117,9 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes({"empty": b"", "cut": data[:-1], "bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]}[how])
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other", "fifo", "link", "sparse", "zeros", "says so"])
+@pytest.mark.parametrize(
+    "how", ["empty", "cut", "bit", "other", "fifo", "folder", "link", "sparse", "zeros", "says so"]
+)
 def test_a_damaged_entry_is_removed_and_made_again(
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str], how: str
 ) -> None:
