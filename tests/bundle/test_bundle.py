@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import random
+import resource
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -232,6 +234,20 @@ def test_a_failed_write_leaves_what_was_there(kernels: Kernels, tmp_path: Path) 
     with pytest.raises(FileNotFoundError):
         tree.write(laid, contents)
     assert everything(tmp_path / "out") == before, "no temporary file, nothing half-written"
+
+
+def test_a_disk_that_takes_no_more_is_named_with_the_file(kernels: Kernels, tmp_path: Path) -> None:
+    contents = bundle.build(*kernels.arguments, pack_path=tmp_path / "p.gguf")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "p.gguf").stat().st_size - 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            pack.write(tmp_path / "full.gguf", contents)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.filename == str(tmp_path / "full.gguf")
 
 
 def test_a_new_tree_replaces_the_old_one_whole(kernels: Kernels, tmp_path: Path) -> None:

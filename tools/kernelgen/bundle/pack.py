@@ -25,10 +25,11 @@ ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
 MEMORY_KEY = "kernelgen.neff.memory"
 _I8_TENSOR = 24
+_PART = 1 << 20
 
 
 def write(path: str | Path, contents: Contents) -> None:
-    """Writes a pack; the file appears by rename. Holds one NEFF at a time in memory, besides the index.
+    """Writes a pack; the file appears by rename. Holds a part of a NEFF in memory, besides the index.
 
     Raises:
         KernelgenError: a NEFF changed while it was being packed.
@@ -80,13 +81,20 @@ def write(path: str | Path, contents: Contents) -> None:
             writer.write_header_to_file(temporary)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for neff in contents.neffs:
-                data = np.fromfile(neff.path, dtype=np.int8)
-                if data.nbytes != neff.size or hashlib.sha256(data.data).hexdigest() != neff.sha256:
-                    raise KernelgenError(f"{neff.path} changed while it was being packed")
-                writer.write_tensor_data(data)
         finally:
             writer.close()
+        # Not gguf's `write_tensor_data`: on a full disk it gives no reason, or writes a part of a NEFF without an error.
+        with temporary.open("ab") as file:
+            for neff in contents.neffs:
+                file.write(bytes(-file.tell() % ALIGNMENT))
+                digest, begin = hashlib.sha256(), file.tell()
+                with neff.path.open("rb") as source:
+                    while part := source.read(_PART):
+                        digest.update(part)
+                        file.write(part)
+                if file.tell() - begin != neff.size or digest.hexdigest() != neff.sha256:
+                    raise KernelgenError(f"{neff.path} changed while it was being packed")
+            file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 @dataclass(frozen=True, slots=True)
