@@ -136,7 +136,10 @@ def test_export_and_import(run: Run, folder: Folder, tmp_path: Path) -> None:
     assert done.code == 2 and "not an exported cache" in done.err
     assert not (tmp_path / "third").exists()
     done = run("cache", "import", tmp_path / "none.tar")
-    assert done.code == 2 and "the file does not exist" in done.err
+    assert done.code == 2 and done.err == f"error: {tmp_path}/none.tar: No such file or directory\n"
+    os.mkfifo(tmp_path / "fifo.tar")
+    done = run("cache", "import", tmp_path / "fifo.tar")
+    assert done.code == 2 and done.err == f"error: {tmp_path}/fifo.tar: it is a FIFO, not a file\n"
 
 
 @pytest.mark.parametrize("path", ["", ".", "/", ".."])

@@ -19,7 +19,7 @@ from kernelgen.cache import CacheSettings, Folder
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.spec.filenames import kernel_of
 
 if TYPE_CHECKING:
@@ -352,8 +352,11 @@ def import_(file: Path, folder: Folder) -> None:
     """
     from kernelgen.cache import archive
 
-    if not file.is_file():
-        raise KernelgenError(Diagnostic(f"{file}: the file does not exist"))
+    try:
+        with fileio.open_input(file):
+            pass
+    except OSError as error:
+        raise KernelgenError(f"{file}: {error.strerror}") from None
     done = archive.read(file, folder)
     click.echo(f"{folder}: {_entries(done.added)} added, {done.known} already there")
 
