@@ -101,7 +101,7 @@ class StoredBundle:
         if kernel.files is None:
             raise KernelgenError(f"{self.path}: a pack has no HLO")
         path = self.path / kernel.files[0]
-        data = path.read_bytes()
+        data = fileio.read_input(path)
         if hashlib.sha256(data).hexdigest() != kernel.hlo_sha256:
             raise KernelgenError(
                 f"{path} is damaged: it is not the HLO that {self.index} names; build the bundle again"
