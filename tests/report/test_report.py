@@ -125,6 +125,8 @@ def test_a_trees_hlo_is_read_and_not_made_again(
     assert {kernel["id"]: kernel["compile_s"] for kernel in numbers(tmp_path)["kernels"]}[slow.id] == 77
     text = (tmp_path / "a.kernels" / f"{slow.id}.html").read_text()
     assert "<td>77 s</td>" in text and f"neuronx-cc compile {slow.id}.hlo.pb --framework XLA --target trn1" in text
+    Folder(tmp_path / "cache" / "neff").path(key.name).write_bytes(b"damaged")
+    assert cli.run(["report", str(tree), "-o", str(tmp_path / "a.html")]) == 0
     hlo = tree / (slow.files or ("",))[0]
     hlo.unlink()
     hlo.write_bytes(b"other")
