@@ -291,8 +291,8 @@ def test_an_index_names_nothing_outside_the_tree(kernels: Kernels, tmp_path: Pat
         ("[" * 100_000, "not JSON"),
         ("[]", "not the index"),
         ("{}", "not the index"),
-        ('{"format": 4}', "format 4; this kernelgen reads formats 1 to 3"),
-        ('{"format": 1}', "name is missing"),
+        ('{"format": 4}', "format 4; this kernelgen reads format 3"),
+        ('{"format": 3}', "name is missing"),
         (b"\xff\xfe\x00", "not JSON"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, is_kernel_id, is_sha256, readable
+from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, is_kernel_id, is_sha256
 from kernelgen.bundle.index import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
@@ -49,7 +49,7 @@ def write(path: str | Path, contents: Contents) -> None:
 
         origin, index = contents.origin, contents.index
         add("general.name", origin.id, value.STRING)
-        add("kernelgen.format", contents.format, value.UINT32)
+        add("kernelgen.format", FORMAT, value.UINT32)
         add("kernelgen.name", origin.name, value.STRING)
         add("kernelgen.target", origin.target, value.STRING)
         add("kernelgen.lnc", origin.lnc, value.UINT32)
@@ -249,8 +249,8 @@ def _check(
     if architecture is None or architecture.value != ARCHITECTURE:
         metadata.fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
     version = metadata.get("kernelgen.format", U32)
-    if version not in FORMATS:
-        metadata.fail(f"a kernel pack of format {version}; this kernelgen reads {readable()}")
+    if version != FORMAT:
+        metadata.fail(f"a kernel pack of format {version}; this kernelgen reads format {FORMAT}")
     ids = metadata.get("kernelgen.kernel.ids", STRING, is_array=True)
     n, m = len(ids), len(tensors)
     specs = metadata.array("kernelgen.kernel.specs", STRING, n)
