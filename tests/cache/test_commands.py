@@ -119,7 +119,7 @@ def test_verify_names_and_keeps_what_it_cannot_read(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         done = run("cache", "verify")
-        assert "  3 entries can't be read" in run("cache", "info").out
+        assert "  3 entries damaged or unreadable" in run("cache", "info").out
     lines = {f"{path}: it can't be read and stays: {os.strerror(number)}" for path, number in errors.items()}
     assert done.code == 1
     assert {*done.out.splitlines()} == {*lines, f"{folder}: 4 entries, 0 damaged, 3 unreadable"}

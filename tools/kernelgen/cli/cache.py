@@ -211,16 +211,13 @@ def info(caches: CacheSettings, output_format: str) -> None:
     from kernelgen.cache.entry import DamagedEntry
 
     groups: dict[tuple[str, str], list[int]] = {}
-    damaged = unreadable = 0
+    damaged = 0
     folder = Folder(caches.folder) if caches.folder else None
     for stored in folder.entries() if folder else ():
         try:
             head = folder.head(stored.name) if folder else None
-        except DamagedEntry:
+        except (DamagedEntry, OSError):
             damaged += 1
-            continue
-        except OSError:
-            unreadable += 1
             continue
         if head is not None:
             groups.setdefault((head.key.target, head.key.compiler), []).append(stored.size)
@@ -232,17 +229,14 @@ def info(caches: CacheSettings, output_format: str) -> None:
         ]
         local = None
         if folder:
-            local = {"folder": str(folder), "entries": count, "bytes": size, "parts": parts}
-            local |= {"damaged": damaged, "unreadable": unreadable}
+            local = {"folder": str(folder), "entries": count, "bytes": size, "damaged": damaged, "parts": parts}
         click.echo(json.dumps({"local": local, "shared": shared}, indent=1))
         return
     click.echo(f"{folder}: {_entries(count)}, {binary_size(size)}" if folder else "this machine's cache is off")
     for (target, compiler), sizes in sorted(groups.items()):
         click.echo(f"  {target}  {compiler}: {_entries(len(sizes))}, {binary_size(sum(sizes))}")
     if damaged:
-        click.echo(f"  {_entries(damaged)} damaged; kernelgen cache verify removes them")
-    if unreadable:
-        click.echo(f"  {_entries(unreadable)} can't be read; kernelgen cache verify names them")
+        click.echo(f"  {_entries(damaged)} damaged or unreadable; kernelgen cache verify names them")
     if shared:
         click.echo(f"shared cache {shared['url']} ({shared['mode']}): {shared['state']}")
 
