@@ -34,7 +34,6 @@ load("//rules/private/rules:neuron_kernel_report.bzl", _neuron_kernel_report = "
 load("//rules/private/rules:neuron_native_kernel.bzl", _neuron_native_kernel = "neuron_native_kernel")
 load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
 load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
-load("//rules/private/rules:renamed.bzl", "renamed")
 
 NeuronBundleInfo = _NeuronBundleInfo
 NeuronHloInfo = _NeuronHloInfo
@@ -67,7 +66,6 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
     """
     neuron_kernel_bundle_rule(name = name, tags = tags, visibility = visibility, **kwargs)
     neuron_bundle_cc(name = name + ".embed", bundle = name, tags = tags, visibility = visibility)
-    renamed(name = name + ".cc", actual = name + ".embed", tags = tags + ["manual"], visibility = visibility)
     neuron_kernel_report(name = name + ".report", bundle = name, tags = tags + ["manual"], visibility = visibility)
     for form in ["pack", "tree"]:
         native.filegroup(name = "{}.{}".format(name, form), srcs = [name], output_group = form, tags = tags, visibility = visibility)
@@ -84,10 +82,9 @@ def neuron_bundle_aliases(name, bundles, visibility = None, tags = []):
     for target, label in bundles.items():
         for form in BUNDLE_FORMS:
             native.alias(name = "{}_{}{}".format(name, target, form), actual = label + form, tags = tags, visibility = visibility)
-        for other in ["cc", "report"]:
-            native.alias(
-                name = "{}_{}.{}".format(name, target, other),
-                actual = "{}.{}".format(label, other),
-                tags = tags + ["manual"],
-                visibility = visibility,
-            )
+        native.alias(
+            name = "{}_{}.report".format(name, target),
+            actual = label + ".report",
+            tags = tags + ["manual"],
+            visibility = visibility,
+        )

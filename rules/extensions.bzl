@@ -28,7 +28,6 @@ _REPOSITORY = "neuron_kernels"
 _kernels = tag_class(
     doc = "Declares the kernels of manifests. The attributes are the arguments of CMake's add_neuron_kernels().",
     attrs = {
-        "build_file": attr.label(doc = "Deprecated: use `kernels`. It names one folder, whose emitters all repositories get."),
         "compiler": attr.string(values = [""] + CHOICES, doc = "Overrides the flag //rules:compiler for these manifests."),
         "data": attr.label_list(allow_files = True, doc = "Files that the emitters of `kernels` read, and targets that generate such files. They must be public."),
         "emit_timeout": attr.int(default = -1, doc = "Overrides the flag //rules:emit_timeout for these manifests."),
@@ -40,45 +39,17 @@ _kernels = tag_class(
     },
 )
 
-_manifest = tag_class(
-    doc = "Deprecated: use the tag class `kernels`. This one declares one manifest.",
-    attrs = {
-        "file": attr.label(mandatory = True, doc = "`manifest`."),
-        "repository": attr.string(default = _REPOSITORY, doc = "`name`."),
-    },
-)
-
 def _reproducible(mctx):
     # The repositories depend only on the tags, so MODULE.bazel.lock needs no entry for them or for the files that they read.
     return mctx.extension_metadata(reproducible = True)
-
-def _repositories(module):
-    """Returns the tags of one module as structs with the attributes of `_kernels`; warns of deprecated tags."""
-    asked = list(module.tags.kernels)
-    for tag in module.tags.manifest:
-        # buildifier: disable=print
-        print('neuron.manifest(file = "{0}") is deprecated: neuron.kernels(manifest = ["{0}"]), with `name` in place of `repository`'.format(tag.file))
-        asked.append(struct(
-            name = tag.repository,
-            manifest = [tag.file],
-            targets = [],
-            memory_per_compile = "",
-            compiler = "",
-            emit_timeout = -1,
-            kernels = [],
-            build_file = None,
-            data = [],
-        ))
-    return asked
 
 def _neuron_impl(mctx):
     manifests = {_REPOSITORY: []}
     options = {}
     libraries = {}
-    everywhere = []
     data = {}
     for module in mctx.modules:
-        for tag in _repositories(module):
+        for tag in module.tags.kernels:
             of_tag = manifest_options(tag.targets, tag.memory_per_compile, tag.compiler, tag.emit_timeout)
             for file in tag.manifest:
                 key = (tag.name, str(file))
@@ -87,20 +58,14 @@ def _neuron_impl(mctx):
                 files = manifests.setdefault(tag.name, [])
                 if file not in files:
                     files.append(file)
-            folders = tag.kernels
-            if tag.build_file:
-                # buildifier: disable=print
-                print('neuron.kernels(build_file = "{0}") is deprecated: neuron.kernels(kernels = ["{0}"]), beside the `manifest` that it is for'.format(tag.build_file))
-                folders = folders + [tag.build_file]
-                everywhere.append(tag.build_file)
             libraries.setdefault(tag.name, []).extend(tag.kernels)
-            for folder in folders:
+            for folder in tag.kernels:
                 data.setdefault(str(folder), []).extend([str(label) for label in tag.data])
     for name, files in manifests.items():
         declare_kernels(
             name = name,
             data = data,
-            libraries = _once(libraries.get(name, []) + everywhere),
+            libraries = _once(libraries.get(name, [])),
             manifests = files,
             options = {str(file): options[(name, str(file))] for file in files},
         )
@@ -112,7 +77,7 @@ def _once(labels):
 neuron = module_extension(
     doc = "Plans the kernels of all named manifests into one repository, so that manifests share kernels, or into several repositories.",
     implementation = _neuron_impl,
-    tag_classes = {"kernels": _kernels, "manifest": _manifest},
+    tag_classes = {"kernels": _kernels},
 )
 
 def _toolchains_impl(mctx):

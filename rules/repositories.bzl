@@ -23,8 +23,7 @@ def neuron_kernels(
         memory_per_compile = "",
         emit_timeout = -1,
         kernels = [],
-        data = [],
-        manifests = []):
+        data = []):
     """Declares the repository of kernel targets. CMake's `add_neuron_kernels()` has the same arguments.
 
     Args:
@@ -36,27 +35,14 @@ def neuron_kernels(
         emit_timeout: overrides the flag //rules:emit_timeout for these manifests.
         kernels: the labels of your own folders of emitters. Each folder is a package.
         data: the labels of files that the emitters of `kernels` read.
-        manifests: deprecated, use `manifest`.
     """
-    if manifests:
-        # buildifier: disable=print
-        print("neuron_kernels(manifests = …) is deprecated: manifest = …")
-    folders = {library: data for library in kernels}
-    if type(data) == "dict":
-        # buildifier: disable=print
-        print("neuron_kernels(data = {…}) is deprecated: it is a list, of files that the emitters of `kernels` open")
-        unknown = [library for library in data if library not in kernels]
-        if unknown:
-            fail("neuron_kernels: data names {}, and kernels does not".format(", ".join(unknown)))
-        folders = data
-    files = manifest + manifests
     options = manifest_options(targets, memory_per_compile, compiler, emit_timeout)
     declare_kernels(
         name = name,
-        data = {_canonical(library): [_canonical(label) for label in labels] for library, labels in folders.items()},
+        data = {_canonical(library): [_canonical(label) for label in data] for library in kernels},
         libraries = kernels,
-        manifests = files,
-        options = {_canonical(file): options for file in files},
+        manifests = manifest,
+        options = {_canonical(file): options for file in manifest},
     )
 
 def _canonical(label):

@@ -142,7 +142,6 @@ def _derived(made: dict[str, Any], chance: random.Random) -> None:
         kernel |= {"spec": spec.to_json(), "id": spec.id, "key": "".join(f"{word:016x}" for word in key(spec))}
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return  # no kernel has such a spec
-    made["format"] = chance.choice((3, 3, 3, 2))
     made["kernels"].sort(key=lambda kernel: str(kernel["id"]).encode())
 
 

@@ -1,4 +1,4 @@
-"""The arguments of neuron.kernels() in both modes, which are those of CMake's add_neuron_kernels(), and their earlier names."""
+"""The arguments of neuron.kernels() in both modes, which are those of CMake's add_neuron_kernels()."""
 
 from __future__ import annotations
 
@@ -56,36 +56,3 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
         assert "--timeout=500" in checkout.bazel("aquery", *aquery).output
         (plan,) = checkout.output_root.glob(f"*/external/{repository}/plan.json")
         assert '"memory_mb":2048' in plan.read_text() and '"memory_mb":4096' not in plan.read_text()
-
-
-@MODES
-def test_earlier_names_work_and_say_what_they_are_called_now(mode: list[str], checkouts: scratch.Checkouts) -> None:
-    with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
-        smoke = checkout.path / "e2e" / "smoke"
-        module, workspace = (smoke / name for name in ("MODULE.bazel", "WORKSPACE"))
-        module.write_text(
-            module.read_text().partition("neuron.kernels(")[0]
-            + 'neuron.manifest(file = "//:tiny.yaml")\n'
-            + 'neuron.kernels(build_file = "//my_kernels:BUILD.bazel", data = ["//my_kernels:BUILD.bazel"])\n'
-            + 'use_repo(neuron, "neuron_kernels")\n'
-        )
-        workspace.write_text(
-            workspace.read_text().partition("neuron_kernels(\n")[0]
-            + 'neuron_kernels(\n    data = {"//my_kernels:BUILD.bazel": ["//my_kernels:BUILD.bazel"]},\n'
-            + '    kernels = ["//my_kernels:BUILD.bazel"],\n    manifests = ["//:tiny.yaml"],\n)\n'
-        )
-        checkout.edit("e2e/smoke/my_kernels/BUILD.bazel", '["*.py"]', '["*.py", "BUILD.bazel"]')
-        checkout.edit("e2e/smoke/BUILD.bazel", ":tiny_trn1.embed", ":tiny_trn1.cc")
-        said = checkout.bazel("build", "--nobuild", "//:linked_test").output
-        assert "tiny_trn1.cc is deprecated: its name is " in said and "tiny_trn1.embed" in said
-        if mode:
-            assert "neuron_kernels(manifests = …) is deprecated: manifest = …" in said
-            assert "neuron_kernels(data = {…}) is deprecated" in said
-        else:
-            assert 'tiny.yaml") is deprecated: neuron.kernels(manifest = ["' in said
-            assert 'my_kernels:BUILD.bazel") is deprecated: neuron.kernels(kernels = ["' in said
-        aquery = ["aquery", 'mnemonic(NeuronEmit, deps("//:tiny_trn1"))', "--include_param_files"]
-        assert "my_kernels/BUILD.bazel" in checkout.bazel(*aquery).output
-        # A pattern does not build these targets, so nothing is printed.
-        checkout.edit("e2e/smoke/BUILD.bazel", ":tiny_trn1.cc", ":tiny_trn1.embed")
-        assert "tiny_trn1.cc" not in checkout.bazel("build", "--nobuild", "//...").output

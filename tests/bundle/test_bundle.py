@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import random
+import resource
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -234,6 +236,20 @@ def test_a_failed_write_leaves_what_was_there(kernels: Kernels, tmp_path: Path) 
     assert everything(tmp_path / "out") == before, "no temporary file, nothing half-written"
 
 
+def test_a_disk_that_takes_no_more_is_named_with_the_file(kernels: Kernels, tmp_path: Path) -> None:
+    contents = bundle.build(*kernels.arguments, pack_path=tmp_path / "p.gguf")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "p.gguf").stat().st_size - 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            pack.write(tmp_path / "full.gguf", contents)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.filename == str(tmp_path / "full.gguf")
+
+
 def test_a_new_tree_replaces_the_old_one_whole(kernels: Kernels, tmp_path: Path) -> None:
     laid = tmp_path / "tree"
     bundle.build(*kernels.arguments, tree_path=laid)
@@ -275,8 +291,8 @@ def test_an_index_names_nothing_outside_the_tree(kernels: Kernels, tmp_path: Pat
         ("[" * 100_000, "not JSON"),
         ("[]", "not the index"),
         ("{}", "not the index"),
-        ('{"format": 4}', "format 4; this kernelgen reads formats 1 to 3"),
-        ('{"format": 1}', "name is missing"),
+        ('{"format": 4}', "format 4; this kernelgen reads format 3"),
+        ('{"format": 3}', "name is missing"),
         (b"\xff\xfe\x00", "not JSON"),
     ],
 )

@@ -59,7 +59,7 @@ int main(void) {
 def expected(made: pack.Pack) -> str:
     origin = made.origin
     lines = [
-        f"1 1 {int(origin.simulated)} {origin.lnc} {len(made.index.ids)} {len(made.neffs)} {len(made.index.slots)}"
+        f"1 3 {int(origin.simulated)} {origin.lnc} {len(made.index.ids)} {len(made.neffs)} {len(made.index.slots)}"
     ]
     head = [origin.name, origin.target, origin.compiler, origin.version, origin.jax_version, origin.flags[0]]
     lines += ["|".join(head), *origin.flags[1:]]

@@ -29,7 +29,7 @@ def test_the_gguf_package_reads_it(packed: Path, kernels: Kernels) -> None:
     reader = gguf.GGUFReader(packed)
     made = pack.read(packed)
     assert reader.get_field("general.architecture").contents() == "neuron-kernels"
-    assert reader.get_field("kernelgen.format").contents() == 1
+    assert reader.get_field("kernelgen.format").contents() == 3
     assert reader.get_field("kernelgen.simulated").contents() is True
     assert reader.get_field("kernelgen.kernel.ids").contents() == list(made.index.ids)
     assert reader.get_field("kernelgen.key.words").contents() == list(made.index.words)
@@ -112,7 +112,7 @@ def put(name: str, value: int, code: str = "<I", element: int = 0) -> Callable[[
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (put("kernelgen.format", 4), "a kernel pack of format 4; this kernelgen reads formats 1 to 3"),
+        (put("kernelgen.format", 4), "a kernel pack of format 4; this kernelgen reads format 3"),
         (put("general.alignment", 32), "general.alignment is not 64"),
         (put("kernelgen.kernel.neff", 6), "names a NEFF that does not exist"),
         (put("kernelgen.key.offsets", 1), "does not divide kernelgen.key.words"),

@@ -20,8 +20,20 @@ from typing import Any
 
 import pytest
 
-from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, NeffKey, Notices, entry, notices
+from kernelgen.cache import (
+    COMPILED,
+    LOCAL,
+    SHARED,
+    Cache,
+    CacheSettings,
+    Folder,
+    NeffKey,
+    Notices,
+    entry,
+    notices,
+)
 from kernelgen.cache import folder as folders
+from kernelgen.cache import shared as stores
 from kernelgen.cache.entry import DamagedEntry, pack
 from kernelgen.cache.shared import Shared
 from kernelgen.errors import KernelgenError
@@ -94,6 +106,10 @@ def damage(path: Path, how: str) -> None:
     if how == "fifo":
         path.unlink()
         os.mkfifo(path)
+    elif how == "folder":
+        path.rename(path.with_name("aside"))
+        path.mkdir()
+        path.with_name("aside").rename(path / "inside")
     elif how == "link":
         path.unlink()
         path.symlink_to("/dev/zero")
@@ -113,7 +129,9 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes({"empty": b"", "cut": data[:-1], "bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:]}[how])
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other", "fifo", "link", "sparse", "zeros", "says so"])
+@pytest.mark.parametrize(
+    "how", ["empty", "cut", "bit", "other", "fifo", "folder", "link", "sparse", "zeros", "says so"]
+)
 def test_a_damaged_entry_is_removed_and_made_again(
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str], how: str
 ) -> None:
@@ -480,6 +498,18 @@ def test_a_slow_store_is_given_up(
         assert made.get(cache, key) == (neff, COMPILED)
     assert time.monotonic() - begun < 6
     assert len(said) == 1 and "did not answer in" in said[0]
+
+
+def test_a_store_that_trickles_is_given_up_before_its_time_limit(
+    tmp_path: Path, store: Store, neffs: Neffs, made: Made, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.get(opened(said, shared=store.url), neffs[0][0])
+    monkeypatch.setattr(stores, "SLOW_SECONDS", 0.5)
+    store.trickle = 0.05
+    begun = time.monotonic()
+    assert made.get(opened(said, folder=tmp_path, shared=store.url), neffs[0][0]) == (neffs[0][1], COMPILED)
+    assert time.monotonic() - begun < 20
+    assert re.search(r"can't be read, and the build goes on without: it sent only \d+ bytes in [0-9.]+ s$", said.pop())
 
 
 def test_a_build_of_many_processes_says_it_once_and_asks_once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -104,6 +105,27 @@ def test_verify_names_and_removes_what_is_damaged(run: Run, folder: Folder, neff
     assert run("cache", "verify").code == 0
 
 
+def test_verify_names_and_keeps_what_it_cannot_read(
+    run: Run, folder: Folder, neffs: Neffs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {folder.path(neffs[n][0].name): number for n, number in enumerate((errno.EACCES, errno.EIO, errno.ESTALE))}
+    open_file = os.open
+
+    def refuse(path: Path, *arguments: int, **more: int) -> int:
+        if path in errors:
+            raise OSError(errors[path], os.strerror(errors[path]), str(path))
+        return open_file(path, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        done = run("cache", "verify")
+        assert "  3 entries damaged or unreadable" in run("cache", "info").out
+    lines = {f"{path}: it can't be read and stays: {os.strerror(number)}" for path, number in errors.items()}
+    assert done.code == 1
+    assert {*done.out.splitlines()} == {*lines, f"{folder}: 4 entries, 0 damaged, 3 unreadable"}
+    assert run("cache", "verify").out == f"{folder}: 4 entries, 0 damaged\n"
+
+
 def test_export_and_import(run: Run, folder: Folder, tmp_path: Path) -> None:
     done = run("cache", "export", tmp_path / "a.tar")
     assert done.code == 0 and done.out.startswith(f"{tmp_path}/a.tar: 4 entries, ")
@@ -114,7 +136,10 @@ def test_export_and_import(run: Run, folder: Folder, tmp_path: Path) -> None:
     assert done.code == 2 and "not an exported cache" in done.err
     assert not (tmp_path / "third").exists()
     done = run("cache", "import", tmp_path / "none.tar")
-    assert done.code == 2 and "the file does not exist" in done.err
+    assert done.code == 2 and done.err == f"error: {tmp_path}/none.tar: No such file or directory\n"
+    os.mkfifo(tmp_path / "fifo.tar")
+    done = run("cache", "import", tmp_path / "fifo.tar")
+    assert done.code == 2 and done.err == f"error: {tmp_path}/fifo.tar: it is a FIFO, not a file\n"
 
 
 @pytest.mark.parametrize("path", ["", ".", "/", ".."])

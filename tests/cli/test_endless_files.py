@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen import fileio
+from kernelgen import cli, fileio
 from kernelgen.bundle import describe as inspecting
 from kernelgen.bundle import pack, reader, tree
-from kernelgen.cli.run_kernel import _load
+from kernelgen.cli.run_kernel import _mapped
 from kernelgen.emitters.scan import scan
 from kernelgen.emitters.sources import of_function
 from kernelgen.errors import KernelgenError
@@ -54,7 +54,7 @@ def test_an_export_is_not_read(endless):
 
 def test_an_array_is_not_read(endless):
     with pytest.raises(KernelgenError, match=f"it is {endless.kind}, not a file"):
-        _load(str(endless("x.npy")))
+        _mapped(str(endless("x.npy")))
 
 
 @pytest.mark.parametrize("read", [container.read_header_of, pack.read, fileio.read_input])
@@ -79,3 +79,24 @@ def test_a_source_that_is_too_large_is_refused(tmp_path):
 
     with pytest.raises(KernelgenError, match="has 1099511627776 bytes, more than"):
         of_function(path, "f")
+
+
+@pytest.mark.parametrize("name", ["k.neff", "k.hlo.pb"])
+def test_a_file_larger_than_any_is_not_read(tmp_path, name):
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 2**40)
+    with pytest.raises(KernelgenError, match="it has 1099511627776 bytes, more than 2147483648"):
+        inspecting.describe(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "fifo"])
+def test_compile_refuses_a_file_without_end(tmp_path, kind, capsys):
+    hlo = tmp_path / "k.hlo.pb"
+    if kind == "fifo":
+        os.mkfifo(hlo)
+    else:
+        hlo.touch()
+        os.truncate(hlo, 2**40)
+    assert cli.run(["compile", str(hlo), "-o", str(tmp_path / "k.neff"), "--target", "trn1", "--cache", "off"]) == 2
+    reason = "it is a FIFO, not a file" if kind == "fifo" else "it has 1099511627776 bytes, more than 2147483648"
+    assert f"error: {hlo}: {reason}\n" in capsys.readouterr().err

@@ -1,12 +1,14 @@
 """The random inputs of `kernelgen run`."""
 
+import os
+import struct
 import tracemalloc
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from kernelgen.cli.run_kernel import _arrays
+from kernelgen.cli.run_kernel import _arrays, _described, _keywords
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import judge
 
@@ -31,3 +33,47 @@ def test_values_of_f32_are_not_made_as_doubles():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < made.nbytes + (10 << 20)
+
+
+def write_header(path, shape):
+    header = f"{{'descr':'<f4','fortran_order':False,'shape':({shape})}}\n".encode()
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ("-" * 9000 + "1,", "its header is too large"),
+        ("(" * 9000 + ")" * 9000, r"Header info length \(\d+\) is large"),
+        (f"{1 << 62},{1 << 62}", "array is too big"),
+        (f"{1 << 40},", "mmap length is greater than file size"),
+        ("-5,", "negative dimensions"),
+    ],
+)
+def test_an_array_with_a_hostile_header_is_refused(tmp_path, shape, reason):
+    path = tmp_path / "x.npy"
+    write_header(path, shape)
+    with pytest.raises(KernelgenError, match=f"{path}: not a .npy file of numbers: {reason}[^\n]*$"):
+        _described(str(path))
+
+
+@pytest.mark.parametrize("array", [np.array(["a"]), np.zeros(1, "V2"), np.zeros(1, "c8")])
+def test_an_array_without_numbers_is_refused(tmp_path, array):
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(KernelgenError, match="it has elements of type"):
+        _described(str(tmp_path / "x.npy"))
+
+
+def test_an_array_larger_than_memory_is_not_read(tmp_path):
+    path = tmp_path / "x.npy"
+    write_header(path, f"{1 << 40},")
+    os.truncate(path, path.stat().st_size + (4 << 40))
+    with pytest.raises(KernelgenError, match=r"the inputs need 4194304 MiB"):
+        _arrays([str(path)], [_described(str(path))], 0)
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 5000])
+def test_a_hostile_parameter_is_refused_in_one_line(value):
+    with pytest.raises(KernelgenError, match=r"--param a=.{78}: expected NAME=VALUE") as caught:
+        _keywords([f"a={value}"])
+    assert len(str(caught.value)) < 200

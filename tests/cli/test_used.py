@@ -83,8 +83,8 @@ def test_every_command_that_makes_something_of_a_manifest_takes_it(
             "m.yaml:5:3: error: none of the 2 kernels ran while the manifest was recorded\n",
         ),
         (
-            "format: 1\nname: m\ntargets: [trn1]\nmodel: {family: llama, n_embd: 1}\n",
-            "m.yaml:4:8: error: this manifest was not recorded, so it does not list which kernels ran\n    leave out --used",
+            "format: 1\nname: m\ntargets: [trn1]\ngraphs: []\n",
+            "m.yaml:1:1: error: this manifest was not recorded, so it does not list which kernels ran\n    leave out --used",
         ),
     ],
 )

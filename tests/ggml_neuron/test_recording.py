@@ -140,7 +140,7 @@ def test_a_folder_that_is_not_there_ends_recording_and_nothing_else(run: Run, ke
 
 
 def test_a_comment_becomes_an_entry_when_there_is_an_emitter(run: Run, tmp_path: Path) -> None:
-    """An earlier version wrote the file; it had no emitter and so no names of parameters."""
+    """The file is from before there was an emitter, so it has no names of parameters."""
     path = tmp_path / "mine.yaml"
     path.write_text(
         "format: 1\nname: mine\ntargets: [trn1]\nkernels:\n"

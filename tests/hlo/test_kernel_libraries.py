@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 import kernelgen
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters import emitter, scan
+from kernelgen.emitters import scan
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import Library, builtin_library, emitters_of
@@ -65,7 +64,7 @@ def test_a_signature_is_read_without_importing(tmp_path: Path) -> None:
     [
         ("from kernelgen.emitters import emitter as e\n@e('a')\ndef f(x): ...\n", "a"),
         ("import kernelgen.emitters\n@kernelgen.emitters.emitter('a')\ndef f(x): ...\n", "a"),
-        ("from kernelgen import emitter\n@emitter.emitter('a')\ndef f(x): ...\n", "a"),
+        ("from kernelgen import emitters\n@emitters.emitter('a')\ndef f(x): ...\n", "a"),
     ],
 )
 def test_the_decorator_is_known_by_any_name(tmp_path: Path, text: str, name: str) -> None:
@@ -143,35 +142,10 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, source: str, expected
     assert mistakes(tmp_path, HEADER + source) == [expected]
 
 
-def test_the_earlier_name_of_layouts_is_read_with_a_warning(tmp_path: Path) -> None:
-    text = "@emitter('mul_mat', {}=('planes', 'bf16'))\ndef f(a, b, *, prec: int, hint: int, prec_src1: int): ...\n"
-    for name in ("layouts", "forms"):
-        (r,) = library(tmp_path, m=HEADER + text.format(name)).scan().values()
-        assert r.layouts == ("planes", "bf16")
-    with pytest.warns(FutureWarning, match="layouts=… now"):
-        emitter("mul_mat", forms="planes")
-    tensor = TensorDesc.parse("(64,4,1,1)/q8_0:planes")
-    assert tensor.form == tensor.layout == "planes"
-    with pytest.warns(FutureWarning, match=r"TensorDesc\.make\(form=…\) is layout=… now"):
-        assert TensorDesc.make((64, 4, 1, 1), "q8_0", form="planes") == tensor
-
-
-@pytest.mark.parametrize(
-    ("former", "present", "name"),
-    [
-        ("kernelgen.differentiable", "kernelgen.manifest.differentiable", "operator"),
-        ("kernelgen.emitter", "kernelgen.emitters", "emitter"),
-        ("kernelgen.kernel", "kernelgen.spec.op_kernel", "KernelSpec"),
-        ("kernelgen.numpy", "kernelgen.languages.numpy", "knob"),
-    ],
-)
-def test_a_module_is_imported_by_the_name_that_it_had(
-    former: str, present: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, former, raising=False)
-    with pytest.warns(FutureWarning, match=f"{former} is {present} now: import that"):
-        found = importlib.import_module(former)
-    assert getattr(found, name) is getattr(importlib.import_module(present), name)
+def test_layouts_are_read(tmp_path: Path) -> None:
+    text = "@emitter('my_op', layouts=('planes', 'bf16'))\ndef f(a, b): ...\n"
+    (r,) = library(tmp_path, m=HEADER + text).scan().values()
+    assert r.layouts == ("planes", "bf16")
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:

@@ -70,7 +70,6 @@ ODD = [
     *OPS,
     *schema.load()["properties"],
     *schema.load()["$defs"]["kernel"]["properties"],
-    *schema.load()["x-removed"],
 ]  # fmt: skip
 
 _TOKEN = re.compile(r"[A-Za-z_0-9.+-]+|\s+|.", re.DOTALL)

@@ -9,6 +9,7 @@ import json
 import random
 import struct
 import tarfile
+import tracemalloc
 
 import pytest
 
@@ -17,7 +18,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.neff import container
+from kernelgen.neff import container, description
 from kernelgen.spec.op_kernel import KernelSpec
 
 T = TensorDesc.parse
@@ -268,6 +269,40 @@ def test_a_member_that_claims_terabytes(simulated: bytes) -> None:
     member.size = 2**42
     with pytest.raises(KernelgenError, match="claims 4398046511104 bytes"):
         container.unpack(reseal(simulated, member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+
+
+def tar_header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (tar_header("a", 1 << 25) + bytes(1 << 25), "unpacks to more than 16777216 bytes"),
+        (tar_header("a", 1 << 21, tarfile.XHDTYPE) + bytes(1 << 21), "a header of 2097152 bytes"),
+        (tar_header("a") * 20_000, "more than 16384 members"),
+        ((tar_header("a", 9, tarfile.GNUTYPE_LONGNAME) + b"a" * 512) * 2000, "recursion"),
+        (tar_header("sg00/def.json", 1 << 20) + bytes(1 << 20), "sg00/def.json claims 1048576 bytes"),
+        (b"".join(tar_header(f"{n}/def.json", 60_000) + bytes(60_416) for n in range(2)), "1/def.json claims"),
+    ],
+    ids=["file", "extended header", "members", "nested headers", "text", "texts"],
+)
+def test_a_small_gzip_that_unpacks_to_much_is_refused(
+    payload: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "MAX_UNPACKED", 1 << 24)
+    monkeypatch.setattr(description, "MAX_TEXT", 100_000)
+    data = real(gzip.compress(payload + bytes(1024)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(KernelgenError, match=message):
+            description.describe(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
 
 
 def test_another_version(simulated: bytes) -> None:

@@ -96,7 +96,6 @@ class Packages:
             "//tools/bazel:kernelgen_tool.bzl": {"KernelgenToolInfo": _provider(), "run_kernelgen": self._kernelgen},
             "//rules/private/rules:neuron_bundle_cc.bzl": {"neuron_bundle_cc": lambda **_: None},
             "//rules/private/rules:neuron_kernel_report.bzl": {"neuron_kernel_report": lambda **_: None},
-            "//rules/private/rules:renamed.bzl": {"renamed": lambda **_: None},
             "//rules/private/actions:routes.bzl": {"routed_to": lambda target: {}},
         }
         self._toolchain = SimpleNamespace(

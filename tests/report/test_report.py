@@ -9,6 +9,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from model_calls import call
@@ -97,6 +98,18 @@ def test_each_kernels_page_has_its_tensors_and_its_hlo(written: Path) -> None:
         assert "HloModule" in text and "<td>output" in text and ".py:" in text
 
 
+def test_links_encode_the_names_of_files(tmp_path: Path) -> None:
+    entry = '{op: relu, inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
+    (tmp_path / "m.yaml").write_text(f"format: 1\nname: m\ntargets: [trn1]\nkernels: [{entry}]\n")
+    report = tmp_path / "a#b?.html"
+    assert cli.run(["report", str(tmp_path / "m.yaml"), "-o", str(report)]) == 0
+    (kernel,) = (tmp_path / "a#b?.kernels").iterdir()
+    (link,) = (link for link in Page(report.read_text()).links if not link.startswith("#"))
+    assert unquote(urlsplit(link).path) == f"a#b?.kernels/{kernel.name}"
+    (link,) = Page(kernel.read_text()).links
+    assert unquote(urlsplit(link).path) == "../a#b?.html" and urlsplit(link).fragment == kernel.stem
+
+
 def test_a_trees_hlo_is_read_and_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +125,8 @@ def test_a_trees_hlo_is_read_and_not_made_again(
     assert {kernel["id"]: kernel["compile_s"] for kernel in numbers(tmp_path)["kernels"]}[slow.id] == 77
     text = (tmp_path / "a.kernels" / f"{slow.id}.html").read_text()
     assert "<td>77 s</td>" in text and f"neuronx-cc compile {slow.id}.hlo.pb --framework XLA --target trn1" in text
+    Folder(tmp_path / "cache" / "neff").path(key.name).write_bytes(b"damaged")
+    assert cli.run(["report", str(tree), "-o", str(tmp_path / "a.html")]) == 0
     hlo = tree / (slow.files or ("",))[0]
     hlo.unlink()
     hlo.write_bytes(b"other")

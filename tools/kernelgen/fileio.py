@@ -16,6 +16,12 @@ from kernelgen.errors import KernelgenError
 
 _SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
+MAX_INPUT = 1 << 31
+"""Maximum bytes of a file that is read at once: protobuf's limit for an HLO, and far more than a NEFF has. A sparse file may have
+any size."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def check_replaceable(path: str | Path) -> None:
     """Refuses an existing output that is not a regular file: a rename would replace `/dev/null` by a file.
@@ -54,21 +60,21 @@ def open_input(path: str | Path) -> Iterator[BinaryIO]:
         os.close(file)
 
 
-def read_input(path: str | Path, limit: int | None = None) -> bytes:
+def read_input(path: str | Path, limit: int = MAX_INPUT) -> bytes:
     """Returns the bytes of a file.
 
     Args:
         path: a file, not a pipe or a device, which may have no end.
-        limit: bytes, or None for a file of any size.
+        limit: bytes.
 
     Raises:
         OSError: it can't be read, is not a file, or is larger than `limit`; `strerror` gives the reason.
     """
     with open_input(path) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if limit is not None and size > limit:
+        if size > limit:
             raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", str(path))
-        return stream.read(-1 if limit is None else limit)
+        return stream.read()
 
 
 @contextlib.contextmanager
@@ -88,7 +94,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        _name(error, path)
         temporary.unlink(missing_ok=True)
         raise
 
@@ -118,7 +125,8 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         else:
             temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        _name(error, path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
@@ -134,6 +142,12 @@ def write_if_changed(path: str | Path, data: bytes) -> None:
     path = Path(path)
     if not path.is_file() or path.read_bytes() != data:
         write_bytes(path, data)
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Adds the output's name to the error of a full disk: the system names no file when a write fails."""
+    if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+        error.filename = str(path)
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -47,10 +47,9 @@ extern "C" {
 // one.
 #define NEURON_KERNELS_API_VERSION 9
 
-// The first and the last version of packs, trees and tables that this library reads: of their keys, hash and metadata
-// (docs/reference/bundle-format.md). Version 2 adds graph kernels, version 3 kernels that are found by name.
-#define NEURON_KERNELS_FIRST_FORMAT 1
-#define NEURON_KERNELS_FORMAT       3
+// The version of packs, trees and tables that this library reads: of their keys, hash and metadata
+// (docs/reference/bundle-format.md).
+#define NEURON_KERNELS_FORMAT 3
 
 // Figures of the NeuronCore memory that a kernel's program takes, in bytes: its instructions, the rings of its DMA, and
 // its share of the scratchpad, which all programs of a core use. Since API version 9.
@@ -105,7 +104,7 @@ typedef struct neuron_kernels_tensor {
 // contents.
 typedef struct neuron_kernels_table {
     uint32_t         struct_size;  // sizeof(neuron_kernels_table)
-    uint32_t         format;       // from NEURON_KERNELS_FIRST_FORMAT to NEURON_KERNELS_FORMAT
+    uint32_t         format;       // NEURON_KERNELS_FORMAT
     uint32_t         simulated;    // 1 when the NEFFs are the simulator's
     uint32_t         lnc;          // physical cores per logical NeuronCore that the NEFFs were compiled for
     uint32_t         n_kernels;
@@ -127,9 +126,8 @@ typedef struct neuron_kernels_table {
     const uint8_t *  neff_data;
     const uint64_t * neff_offsets;  // [n_neffs], from neff_data
     const uint64_t * neff_sizes;    // [n_neffs], bytes
-    // Absent from shorter tables.
-    const char *     neff_sha256;  // [n_neffs][65], or NULL
-    const uint64_t * neff_memory;  // [n_neffs][NEURON_KERNELS_N_MEMORY], bytes, or NULL
+    const char *     neff_sha256;   // [n_neffs][65]
+    const uint64_t * neff_memory;   // [n_neffs][NEURON_KERNELS_N_MEMORY], bytes, or NULL
 } neuron_kernels_table;
 
 //
@@ -280,8 +278,7 @@ NEURON_KERNELS_API int32_t neuron_kernels_neff_index(const neuron_kernels * bund
 NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundle);
 
 // Returns the NeuronCore memory that a kernel's program takes once it is loaded, as NEURON_KERNELS_N_MEMORY figures,
-// each at most NEURON_KERNELS_MAX_MEMORY. Returns NULL when the bundle has no kernel of this number, or no figures:
-// bundles of earlier versions of kernelgen lack them. Since API version 9.
+// each at most NEURON_KERNELS_MAX_MEMORY. Returns NULL when the bundle has no kernel of this number, or no figures.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_neff_memory(const neuron_kernels * bundle, int32_t kernel);
 
 // Returns a kernel's lookup key, which docs/reference/bundle-keys.md describes, and sets *n_words (which may be NULL)

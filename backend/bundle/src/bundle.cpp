@@ -19,9 +19,9 @@
 // code that all forms of a bundle share
 //
 
-void neuron_kernels::make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data) {
+void neuron_kernels::make_table(bool simulated, uint32_t lnc, const uint8_t * neff_data) {
     table.struct_size  = sizeof(table);
-    table.format       = format;
+    table.format       = NEURON_KERNELS_FORMAT;
     table.simulated    = simulated;
     table.lnc          = lnc;
     table.n_kernels    = static_cast<uint32_t>(id_offsets.size());
@@ -61,9 +61,9 @@ void neuron_kernels::make_table(uint32_t format, bool simulated, uint32_t lnc, c
 namespace nk {
 
 void check_format(const char * what, uint64_t format) {
-    if (format < NEURON_KERNELS_FIRST_FORMAT || format > NEURON_KERNELS_FORMAT) {
-        fail(NEURON_KERNELS_ERROR_VERSION, "%s %" PRIu64 "; this library reads formats %d to %d", what, format,
-             NEURON_KERNELS_FIRST_FORMAT, NEURON_KERNELS_FORMAT);
+    if (format != NEURON_KERNELS_FORMAT) {
+        fail(NEURON_KERNELS_ERROR_VERSION, "%s %" PRIu64 "; this library reads format %d", what, format,
+             NEURON_KERNELS_FORMAT);
     }
 }
 
@@ -179,14 +179,12 @@ neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * 
                                                    char *                       message,
                                                    size_t                       message_size) {
     return open_bundle("embedded bundle", "", table, bundle, message, message_size, [&](neuron_kernels & opened) {
-        constexpr size_t FIRST_SIZE = offsetof(neuron_kernels_table, neff_sha256);
-        if (table->struct_size < FIRST_SIZE) {
+        if (table->struct_size < sizeof(*table)) {
             nk::fail(NEURON_KERNELS_ERROR_VERSION, "its table has %" PRIu32 " bytes; this library reads %zu or more",
-                     table->struct_size, FIRST_SIZE);
+                     table->struct_size, sizeof(*table));
         }
         nk::check_format("it has format", table->format);
-        // A shorter table ends before the members that it lacks.
-        memcpy(&opened.table, table, std::min<size_t>(table->struct_size, sizeof(*table)));
+        opened.table = *table;
     });
 }
 
@@ -353,9 +351,6 @@ neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
         memcpy(data, neff, size);
     }
     const neuron_kernels_table & table = bundle->table;
-    if (!table.neff_sha256) {
-        return report(NEURON_KERNELS_OK, "");
-    }
     const char * recorded = table.neff_sha256 + size_t{ table.kernel_neff[kernel] } * (nk::SHA256_DIGITS + 1);
     char         found[nk::SHA256_DIGITS + 1];
     nk::sha256(static_cast<const uint8_t *>(data), size, found);

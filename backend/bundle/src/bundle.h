@@ -40,7 +40,7 @@ struct neuron_kernels {
     // Fills the table from the members and the arguments.
     //
     // Throws `error` with CORRUPT when two kernels have the same key, and when lnc is 0.
-    void make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data);
+    void make_table(bool simulated, uint32_t lnc, const uint8_t * neff_data);
 };
 
 namespace nk {

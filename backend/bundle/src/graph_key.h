@@ -8,8 +8,7 @@
 
 namespace nk {
 
-constexpr const char * GRAPH        = "graph";  // the hash of this word is the key's first word
-constexpr uint32_t     GRAPH_FORMAT = 2;        // the first format of bundles that has such keys
+constexpr const char * GRAPH = "graph";  // the hash of this word is the key's first word
 
 constexpr uint64_t MAX_GRAPH_NODES = 1 << 16;
 constexpr uint64_t MAX_GRAPH_SLOTS = 1 << 16;

@@ -178,15 +178,14 @@ const char * check_key_tensor(const uint64_t * words) {
     return nullptr;
 }
 
-const char * check_key(const uint64_t * words, size_t n_words, uint32_t format) {
+const char * check_key(const uint64_t * words, size_t n_words) {
     constexpr const char * LENGTH = "its length does not fit its inputs";
 
     if (n_words > 0 && words[0] == hash_op(GRAPH)) {
-        return format < GRAPH_FORMAT ? "it is a graph's, which no bundle of this format has"
-                                     : check_graph_key(words, n_words);
+        return check_graph_key(words, n_words);
     }
     if (n_words == SOURCE_WORDS && words[0] == hash_op(SOURCE)) {
-        return format < SOURCE_FORMAT ? "it is a name's, which no bundle of this format has" : nullptr;
+        return nullptr;
     }
     if (n_words < 2 + TENSOR_WORDS + PARAM_WORDS) {
         return "it is too short";

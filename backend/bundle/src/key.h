@@ -19,11 +19,10 @@ constexpr uint64_t ABSENT_WORD = 0xFFFFFFFFFFFFFFFF;
 
 // A kernel without an op of ggml is found by its name. Its key: the hash of `source`, the name's length and the name's
 // hash.
-constexpr const char * SOURCE        = "source";
-constexpr uint32_t     SOURCE_FORMAT = 3;  // the first format of bundles that has such keys
-constexpr size_t       SOURCE_WORDS  = 3;  // fewer than in an op's key
+constexpr const char * SOURCE       = "source";
+constexpr size_t       SOURCE_WORDS = 3;  // fewer than in an op's key
 
-constexpr size_t MIN_SLOTS = 8;            // slots of a hash table
+constexpr size_t MIN_SLOTS = 8;           // slots of a hash table
 
 // Returns how many taken slots the searches for all n keys together may pass. In a table that is at most half full each
 // search passes one or two. Without a limit a crafted file could keep a program busy for hours.
@@ -58,9 +57,9 @@ bool make_key(const char *                  op,
               int32_t                       alias,
               key &                         out);
 
-// Returns the mistake in a kernel's key in a bundle of this format, or nullptr. A valid key is one that make_key makes
-// (for a known or an unknown tensor type), a graph kernel's key, or a name's key.
-const char * check_key(const uint64_t * words, size_t n_words, uint32_t format);
+// Returns the mistake in a kernel's key, or nullptr. A valid key is one that make_key makes (for a known or an unknown
+// tensor type), a graph kernel's key, or a name's key.
+const char * check_key(const uint64_t * words, size_t n_words);
 
 // Returns the mistake in a tensor's words in a key, or nullptr.
 const char * check_key_tensor(const uint64_t * words);

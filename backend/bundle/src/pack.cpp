@@ -123,7 +123,7 @@ void read_memory(const gguf_file & file, neuron_kernels & bundle) {
     }
 }
 
-void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle) {
+void read_keys(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.key.offsets";
 
     const size_t n     = bundle.id_offsets.size();
@@ -145,7 +145,7 @@ void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle)
         }
     }
     for (size_t i = 0; i < n; i++) {
-        if (const char * problem = check_key(&bundle.key_words[offsets[i]], offsets[i + 1] - offsets[i], format)) {
+        if (const char * problem = check_key(&bundle.key_words[offsets[i]], offsets[i + 1] - offsets[i])) {
             corrupt("kernelgen.key.words", "key of kernel " + quoted(&bundle.ids[bundle.id_offsets[i]]) +
                                                ", from item " + std::to_string(offsets[i]) + ": " + problem);
         }
@@ -181,8 +181,7 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
         fail(NEURON_KERNELS_ERROR_NOT_A_PACK, "a GGUF file of architecture %s; expected '%s'", quoted(text).c_str(),
              ARCHITECTURE);
     }
-    const uint32_t format = file.u32("kernelgen.format");
-    check_format("a kernel pack of format", format);
+    check_format("a kernel pack of format", file.u32("kernelgen.format"));
     if (const uint32_t alignment = file.u32("general.alignment"); alignment != ALIGNMENT) {
         corrupt("general.alignment", "is " + std::to_string(alignment) + "; expected " + std::to_string(ALIGNMENT));
     }
@@ -203,10 +202,10 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
     read_hlo_digests(file, bundle);
     read_neffs(file, bundle);
     read_memory(file, bundle);
-    read_keys(file, format, bundle);
+    read_keys(file, bundle);
     read_slots(file, bundle);
 
-    bundle.make_table(format, file.boolean("kernelgen.simulated"), file.u32("kernelgen.lnc"), file.tensors[0].data);
+    bundle.make_table(file.boolean("kernelgen.simulated"), file.u32("kernelgen.lnc"), file.tensors[0].data);
 }
 
 }  // namespace nk

@@ -21,7 +21,7 @@ constexpr size_t DIGITS_PER_WORD = 16;
          what.c_str());
 }
 
-std::vector<uint64_t> read_key(const json & kernel, uint32_t format) {
+std::vector<uint64_t> read_key(const json & kernel) {
     const std::string &   digits = kernel.string("key");
     std::vector<uint64_t> words(digits.size() / DIGITS_PER_WORD);
     if (digits.size() % DIGITS_PER_WORD != 0 || !is_hexadecimal(digits)) {
@@ -31,7 +31,7 @@ std::vector<uint64_t> read_key(const json & kernel, uint32_t format) {
         const char * const first = digits.data() + i * DIGITS_PER_WORD;
         std::from_chars(first, first + DIGITS_PER_WORD, words[i], 16);
     }
-    if (const char * problem = check_key(words.data(), words.size(), format)) {
+    if (const char * problem = check_key(words.data(), words.size())) {
         corrupt(kernel, std::string("its key: ") + problem);
     }
     return words;
@@ -122,7 +122,7 @@ std::vector<const json *> sorted_kernels(const json & index) {
     return kernels;
 }
 
-void read_kernels(const std::string & folder, const json & index, uint32_t format, neuron_kernels & bundle) {
+void read_kernels(const std::string & folder, const json & index, neuron_kernels & bundle) {
     std::map<std::string, uint32_t> neffs;  // the numbers of NEFFs that were read, by SHA-256
     // A tree's root is the folder of its real index: in a sandbox's folder of links to a tree's files, all links lead
     // to one place.
@@ -134,7 +134,7 @@ void read_kernels(const std::string & folder, const json & index, uint32_t forma
         bundle.ids.append(kernel->string("id")).push_back('\0');
         bundle.hlo_sha256.append(read_sha256(*kernel, "hlo_sha256")).push_back('\0');
 
-        const std::vector<uint64_t> words = read_key(*kernel, format);
+        const std::vector<uint64_t> words = read_key(*kernel);
         bundle.key_words.insert(bundle.key_words.end(), words.begin(), words.end());
         bundle.key_offsets.push_back(static_cast<uint32_t>(bundle.key_words.size()));
 
@@ -162,9 +162,8 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
     if (file.size() > UINT32_MAX) {
         fail(NEURON_KERNELS_ERROR_CORRUPT, "takes more than 4 GiB");
     }
-    const json     index  = json_read(file.text());
-    const uint64_t format = index.count("format", UINT64_MAX);
-    check_format("a tree of format", format);
+    const json index = json_read(file.text());
+    check_format("a tree of format", index.count("format", UINT64_MAX));
     bundle.name        = index.string("name");
     bundle.target      = index.string("target");
     bundle.compiler    = index.string("compiler");
@@ -177,8 +176,8 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
         bundle.flags.append(flag.text).push_back('\n');
     }
     const uint32_t lnc = static_cast<uint32_t>(index.count("lnc", UINT32_MAX));
-    read_kernels(folder, index, static_cast<uint32_t>(format), bundle);
-    bundle.make_table(static_cast<uint32_t>(format), index.boolean("simulated"), lnc, bundle.neff_data.data());
+    read_kernels(folder, index, bundle);
+    bundle.make_table(index.boolean("simulated"), lnc, bundle.neff_data.data());
 }
 
 }  // namespace nk

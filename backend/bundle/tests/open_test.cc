@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -110,10 +109,10 @@ static void test_wrong_packs() {
     wrong("model", NOT_A_PACK, "of architecture 'll?ma'",
           [](pack & p) { p.set("general.architecture", test::STRING, test::text("ll\033ma")); });
     wrong("nothing", NOT_A_PACK, "without 'general.architecture'", [](pack & p) { p.erase("general.architecture"); });
-    wrong("format", VERSION, "of format 4; this library reads formats 1 to 3",
+    wrong("format", VERSION, "of format 4; this library reads format 3",
           [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(4)); });
-    wrong("format", VERSION, "of format 0; this library reads formats 1 to 3",
-          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(0)); });
+    wrong("format", VERSION, "of format 2; this library reads format 3",
+          [](pack & p) { p.set("kernelgen.format", test::U32, raw<uint32_t>(2)); });
 
     // metadata
     for (const pack::value & value : right.values) {
@@ -254,7 +253,7 @@ static void test_wrong_packs() {
     refuses("twice", test::make_pack(twice).bytes(), CORRUPT, "'kernel-0000009' has the same key as 'kernel-0000002'");
 }
 
-// Keys of graphs: only bundles of format 2 and later have them, and each of their words is checked.
+// Each word of a graph's key is checked.
 static void test_wrong_graphs() {
     constexpr neuron_kernels_status CORRUPT = NEURON_KERNELS_ERROR_CORRUPT;
     using input                             = test::graph::input;
@@ -262,13 +261,6 @@ static void test_wrong_graphs() {
     std::string                     message;
     const std::vector<test::kernel> right = test::sample_graphs();
     CHECK_MSG(open_exactly(test::make_pack(right).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
-    pack old = test::make_pack(right);
-    old.set("kernelgen.format", test::U32, raw<uint32_t>(1));
-    refuses("format", old.bytes(), CORRUPT, "it is a graph's, which no bundle of this format has");
-    // a pack without graphs may have either format
-    pack later = test::make_pack(test::sample_kernels());
-    later.set("kernelgen.format", test::U32, raw<uint32_t>(2));
-    CHECK_MSG(open_exactly(later.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 
     const auto is = [&](const char * part, const test::kernel & k) {
         refuses("graph", test::make_pack({ k }).bytes(), CORRUPT, part);
@@ -418,22 +410,6 @@ static void test_memory_of_programs() {
     wrong(23, 0, "'kernelgen.neff.memory': has 23 items; expected 24");
     wrong(25, 0, "'kernelgen.neff.memory': has 25 items; expected 24");
     wrong(24, (uint64_t(1) << 40) + 1, "item 23 is 1099511627777 bytes; expected at most 1099511627776");
-
-    // An earlier table without the memory of programs: the bytes after it are not members.
-    const uint32_t       numbers[] = { 0 };
-    const uint64_t       memory[]  = { 1, 2, 3 };
-    neuron_kernels_table table     = {};
-    table.struct_size              = sizeof(table);
-    table.format                   = NEURON_KERNELS_FORMAT;
-    table.n_kernels                = 1;
-    table.kernel_neff              = numbers;
-    table.neff_memory              = memory;
-    for (const size_t size : { sizeof(table), offsetof(neuron_kernels_table, neff_memory) }) {
-        table.struct_size = static_cast<uint32_t>(size);
-        CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
-        CHECK(neuron_kernels_neff_memory(bundle, 0) == (size == sizeof(table) ? memory : nullptr));
-        neuron_kernels_close(bundle);
-    }
 }
 
 static void test_files(const std::string & folder) {
@@ -516,7 +492,7 @@ static void test_embedded_versions() {
     neuron_kernels_table table = {};
     neuron_kernels *     bundle;
     char                 message[NEURON_KERNELS_MESSAGE_SIZE];
-    table.struct_size = offsetof(neuron_kernels_table, neff_sha256) - 8;
+    table.struct_size = sizeof(table) - 8;
     table.format      = NEURON_KERNELS_FORMAT;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
     CHECK(strstr(message, "embedded bundle: its table has"));
@@ -525,10 +501,7 @@ static void test_embedded_versions() {
     neuron_kernels_close(bundle);
     table.format = NEURON_KERNELS_FORMAT + 1;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
-    CHECK(strstr(message, "it has format 4; this library reads formats 1 to 3"));
-    table.format = NEURON_KERNELS_FIRST_FORMAT;
-    CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
-    neuron_kernels_close(bundle);
+    CHECK(strstr(message, "it has format 4; this library reads format 3"));
 }
 
 static void test_embedded_neffs_are_verified() {
@@ -536,6 +509,7 @@ static void test_embedded_neffs_are_verified() {
     const uint64_t       sizes[]   = { test::neff_bytes(0).size(), test::neff_bytes(1).size() };
     const uint64_t       offsets[] = { 0, sizes[0] };
     const uint32_t       numbers[] = { 1, 0, 1 };
+    const uint64_t       memory[]  = { 1, 2, 3, 4, 5, 6 };
     const std::string    digests   = test::digest_of(test::neff_bytes(0)) + '\0' + test::digest_of(test::neff_bytes(1));
     std::string          damaged   = neffs;
     neuron_kernels *     bundle;
@@ -550,9 +524,11 @@ static void test_embedded_neffs_are_verified() {
     table.neff_offsets = offsets;
     table.neff_sizes   = sizes;
     table.neff_sha256  = digests.c_str();
+    table.neff_memory  = memory;
     for (const std::string * data : { &neffs, (const std::string *) &damaged }) {
         table.neff_data = reinterpret_cast<const uint8_t *>(data->data());
         CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
+        CHECK(neuron_kernels_neff_memory(bundle, 0) == memory + NEURON_KERNELS_N_MEMORY);
         for (int32_t i = 0; i < 3; i++) {
             const bool good = data == &neffs || numbers[i] == 0;
             CHECK(neuron_kernels_verify(bundle, i, message, sizeof(message)) ==
@@ -561,12 +537,6 @@ static void test_embedded_neffs_are_verified() {
         }
         neuron_kernels_close(bundle);
     }
-    // A table of an API version without digests: the bytes after it are not members.
-    table.struct_size = offsetof(neuron_kernels_table, neff_sha256);
-    table.neff_sha256 = "no digest";
-    CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
-    CHECK(neuron_kernels_verify(bundle, 0, message, sizeof(message)) == NEURON_KERNELS_OK && !*message);
-    neuron_kernels_close(bundle);
 }
 
 int main() {

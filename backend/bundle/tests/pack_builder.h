@@ -168,7 +168,6 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
     std::vector<std::string> ids, specs, hlos, digests;
     std::vector<uint32_t>    neffs, offsets = { 0 };
     std::vector<uint64_t>    words;
-    uint32_t                 format = 1;
     pack                     out;
     for (size_t i = 0; i < n; i++) {
         char digest[65];
@@ -178,7 +177,6 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         hlos.push_back(digest);
         neffs.push_back(static_cast<uint32_t>(i < n_neffs ? i : n_neffs - 1));
         const std::vector<uint64_t> key = key_words(kernels[i]);
-        format                          = kernels[i].words.empty() ? format : 2;
         words.insert(words.end(), key.begin(), key.end());
         offsets.push_back(static_cast<uint32_t>(words.size()));
         if (i < n_neffs) {
@@ -193,7 +191,7 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
         { "general.architecture", STRING, text("neuron-kernels") },
         { "general.alignment", U32, raw<uint32_t>(64) },
         { "general.name", STRING, text("test_trn1") },
-        { "kernelgen.format", U32, raw(format) },
+        { "kernelgen.format", U32, raw<uint32_t>(NEURON_KERNELS_FORMAT) },
         { "kernelgen.name", STRING, text("test") },
         { "kernelgen.target", STRING, text("trn1") },
         { "kernelgen.lnc", U32, raw<uint32_t>(1) },

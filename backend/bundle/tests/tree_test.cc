@@ -52,7 +52,7 @@ static std::string entry(const std::vector<test::kernel> & kernels, size_t i) {
 // Returns the index of a valid tree.
 static std::string make_index(const std::vector<test::kernel> & kernels) {
     std::string text = "{\"compiler\":\"simulator "
-                       "\\u00b5\\ud83d\\ude00\",\"flags\":[\"-O\",\"2\"],\"format\":1,\"jax_version\":\"0.10.2\","
+                       "\\u00b5\\ud83d\\ude00\",\"flags\":[\"-O\",\"2\"],\"format\":3,\"jax_version\":\"0.10.2\","
                        "\"lnc\":1,\"name\":\"test\",\"simulated\":true,\"target\":\"trn1\",\"version\":\"0.1.0\","
                        "\"later\":[null,{}],\n"
                        "\"kernels\":[\n";
@@ -186,7 +186,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     refuses("", CORRUPT, "a value expected at byte 0");
     refuses("{", CORRUPT, "a string expected at byte 1");
     refuses("[]", CORRUPT, "'format' is missing in an array at byte 0");
-    refuses("{\"format\": 1} x", CORRUPT, "more after the end at byte 14");
+    refuses("{\"format\": 3} x", CORRUPT, "more after the end at byte 14");
     refuses(std::string(1000, '['), CORRUPT, "nested too deep");
     refuses("{\"a\" 1}", CORRUPT, "':' expected at byte 5");
     refuses("{\"a\":1 \"b\":1}", CORRUPT, "',' or '}' expected");
@@ -208,13 +208,13 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     refuses("{\"a\":[{\"b\":1,\"a\":{},\"b\":2}]}", CORRUPT, "the second member 'b' at byte 24");
 
     // header
-    wrong("\"format\":1", "\"format\":4", "a tree of format 4; this library reads formats 1 to 3", VERSION);
+    wrong("\"format\":3", "\"format\":4", "a tree of format 4; this library reads format 3", VERSION);
     for (const char * format : { "1e400", "-1", "1.5", "18446744073709551616" }) {
-        wrong("\"format\":1", std::string("\"format\":") + format, "expected a count");
+        wrong("\"format\":3", std::string("\"format\":") + format, "expected a count");
     }
     wrong("\"lnc\":1", "\"lnc\":4294967296", "expected a count");
     wrong("\"lnc\":1", "\"lnc\":0", "lnc is 0");
-    wrong("\"format\":1", "\"format\":\"1\"", "is a string; expected a number");
+    wrong("\"format\":3", "\"format\":\"3\"", "is a string; expected a number");
     wrong("\"simulated\":true", "\"simulated\":1", "is a number; expected true or false");
     wrong("\"2\"]", "2]", "is not a string");
     for (const char * name : { "name", "target", "compiler", "version", "jax_version", "flags", "lnc", "kernels" }) {

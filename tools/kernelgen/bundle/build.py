@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kernelgen
+from kernelgen import fileio
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.index import KernelIndex
@@ -251,7 +252,7 @@ def _kernel_files(
     if neff.hlo_sha256 not in (None, hlo.sha256):
         raise KernelgenError(f"{neff_path}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})")
     if neff.said is not None:
-        tensors = neff_format.tensors_of(Path(hlo_path).read_bytes(), source=str(hlo_path))
+        tensors = neff_format.tensors_of(fileio.read_input(hlo_path), source=str(hlo_path))
         description.check(neff.said, tensors, config.target, config.lnc, source=str(neff_path))
     return _KernelFiles(hlo, neff, noted)
 
@@ -262,7 +263,7 @@ def _neff(path: Path, hlo_path: Path, known: dict[str, _Neff], config: CompileCo
     Checks everything in a simulated NEFF, its settings too. Reads a real one to its end. If the NEFF does not record its program's
     memory, `hlo_path`, the HLO that it was compiled from, supplies it.
     """
-    data = path.read_bytes()
+    data = fileio.read_input(path)
     sha = hashlib.sha256(data).hexdigest()
     if sha in known:
         return known[sha]
@@ -271,7 +272,7 @@ def _neff(path: Path, hlo_path: Path, known: dict[str, _Neff], config: CompileCo
 
     def memory() -> NeffMemory:
         of = (config.target, config.lnc, config.model_type)
-        return needed(data, hlo_path.read_bytes(), *of, simulated=header.simulated, source=str(path))
+        return needed(data, fileio.read_input(hlo_path), *of, simulated=header.simulated, source=str(path))
 
     if not header.simulated:
         said = description.describe(data, source=str(path))
@@ -299,14 +300,14 @@ def _notes(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        found = read_json(path.read_bytes(), SPEC_DEPTH)
+        found = read_json(fileio.read_input(path), SPEC_DEPTH)
     except ValueError:
         raise KernelgenError(f"{path}: not the notes of a kernel") from None
     return canonical_json(found) if found else ""
 
 
 def _stored(path: Path) -> StoredFile:
-    data = path.read_bytes()
+    data = fileio.read_input(path)
     if not data:
         raise KernelgenError(f"{path}: empty")
     return StoredFile(path, hashlib.sha256(data).hexdigest(), len(data))

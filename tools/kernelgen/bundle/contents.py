@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen.bundle.index import KernelIndex
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.memory import NeffMemory
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
+from kernelgen.spec.graph_kernel import Spec
 from kernelgen.spec.op_kernel import MAX_ID
-from kernelgen.spec.source_kernel import SourceSpec
 
-FORMATS = (1, 2, 3)
-"""Versions of the bundle format that this reader supports (docs/reference/bundle-format.md).
-
-A bundle with kernels named by their source has version 3; else one with graph kernels has version 2.
-"""
+FORMAT = 3
+"""Version of the bundle format (docs/reference/bundle-format.md)."""
 
 SPEC_DEPTH = 3
 """Nesting depth of specs and notes in a tree's index: the arrays and objects around them."""
@@ -133,18 +128,3 @@ class Contents:
     notes: tuple[str, ...] = ()
     special_flags: tuple[tuple[int, tuple[str, ...]], ...] = ()
     neff_memory: tuple[NeffMemory, ...] = ()
-
-    @property
-    def format(self) -> int:
-        """The version of the bundle format that it is written in."""
-        return format_of(self.specs)
-
-
-def format_of(specs: Iterable[Spec]) -> int:
-    """Returns the first version of the bundle format that supports such kernels."""
-    return max((3 if isinstance(s, SourceSpec) else 2 if isinstance(s, GraphSpec) else 1 for s in specs), default=1)
-
-
-def readable() -> str:
-    """Returns the supported formats, for messages."""
-    return f"formats {FORMATS[0]} to {FORMATS[-1]}"

@@ -281,7 +281,7 @@ def _tree_files(made: StoredBundle, check: bool) -> tuple[int, list[Diagnostic]]
         wrong = [_unusable(made.path, name) for name in kernel.files]
         mistakes += [mistake for mistake in wrong if mistake]
         size += 0 if wrong[0] else hlo.stat().st_size
-        if check and not wrong[0] and hashlib.sha256(hlo.read_bytes()).hexdigest() != kernel.hlo_sha256:
+        if check and not wrong[0] and hashlib.sha256(fileio.read_input(hlo)).hexdigest() != kernel.hlo_sha256:
             mistakes.append(Diagnostic(f"{hlo}: not the file that {tree.INDEX} describes: its SHA-256 differs"))
         if wrong[1]:
             continue
@@ -289,7 +289,7 @@ def _tree_files(made: StoredBundle, check: bool) -> tuple[int, list[Diagnostic]]
         if real != kernel.neff_size:
             mistakes.append(Diagnostic(f"{file}: {real} bytes, but {tree.INDEX} says {kernel.neff_size}"))
             continue
-        data = file.read_bytes() if check else _head(file)
+        data = fileio.read_input(file) if check else _head(file)
         tensors = _tensors_of(hlo) if check else None
         mistakes += _judge(data, real, kernel.neff_sha256, made.origin, str(file), check, tensors)
     return size, mistakes

@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from kernelgen import fileio
+from kernelgen.bundle.contents import FORMAT
 from kernelgen.bundle.pack import ALIGNMENT, MEMORY_KEY, Pack
 
 _PREFIX = "neuron_kernels_"
@@ -147,7 +148,7 @@ def source(pack: Pack) -> str:
 
 const neuron_kernels_table {name} = {{
     .struct_size = sizeof(neuron_kernels_table),
-    .format = {pack.metadata["kernelgen.format"].value},
+    .format = {FORMAT},
     .simulated = {int(origin.simulated)},
     .lnc = {origin.lnc},
     .n_kernels = {len(pack.index.ids)},

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, is_kernel_id, is_sha256, readable
+from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, is_kernel_id, is_sha256
 from kernelgen.bundle.index import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
@@ -25,10 +25,11 @@ ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
 MEMORY_KEY = "kernelgen.neff.memory"
 _I8_TENSOR = 24
+_PART = 1 << 20
 
 
 def write(path: str | Path, contents: Contents) -> None:
-    """Writes a pack; the file appears by rename. Holds one NEFF at a time in memory, besides the index.
+    """Writes a pack; the file appears by rename. Holds a part of a NEFF in memory, besides the index.
 
     Raises:
         KernelgenError: a NEFF changed while it was being packed.
@@ -48,7 +49,7 @@ def write(path: str | Path, contents: Contents) -> None:
 
         origin, index = contents.origin, contents.index
         add("general.name", origin.id, value.STRING)
-        add("kernelgen.format", contents.format, value.UINT32)
+        add("kernelgen.format", FORMAT, value.UINT32)
         add("kernelgen.name", origin.name, value.STRING)
         add("kernelgen.target", origin.target, value.STRING)
         add("kernelgen.lnc", origin.lnc, value.UINT32)
@@ -80,13 +81,20 @@ def write(path: str | Path, contents: Contents) -> None:
             writer.write_header_to_file(temporary)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for neff in contents.neffs:
-                data = np.fromfile(neff.path, dtype=np.int8)
-                if data.nbytes != neff.size or hashlib.sha256(data.data).hexdigest() != neff.sha256:
-                    raise KernelgenError(f"{neff.path} changed while it was being packed")
-                writer.write_tensor_data(data)
         finally:
             writer.close()
+        # Not gguf's `write_tensor_data`: on a full disk it gives no reason, or writes a part of a NEFF without an error.
+        with temporary.open("ab") as file:
+            for neff in contents.neffs:
+                file.write(bytes(-file.tell() % ALIGNMENT))
+                digest, begin = hashlib.sha256(), file.tell()
+                with neff.path.open("rb") as source:
+                    while part := source.read(_PART):
+                        digest.update(part)
+                        file.write(part)
+                if file.tell() - begin != neff.size or digest.hexdigest() != neff.sha256:
+                    raise KernelgenError(f"{neff.path} changed while it was being packed")
+            file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +249,8 @@ def _check(
     if architecture is None or architecture.value != ARCHITECTURE:
         metadata.fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
     version = metadata.get("kernelgen.format", U32)
-    if version not in FORMATS:
-        metadata.fail(f"a kernel pack of format {version}; this kernelgen reads {readable()}")
+    if version != FORMAT:
+        metadata.fail(f"a kernel pack of format {version}; this kernelgen reads format {FORMAT}")
     ids = metadata.get("kernelgen.kernel.ids", STRING, is_array=True)
     n, m = len(ids), len(tensors)
     specs = metadata.array("kernelgen.kernel.specs", STRING, n)

@@ -15,7 +15,7 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle import pack, tree
-from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, format_of, pack_name
+from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, pack_name
 from kernelgen.bundle.index import make_slots
 from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
@@ -62,14 +62,12 @@ class StoredBundle:
 
     Attributes:
         path: the pack, or the tree's folder.
-        format: the version of the bundle format.
         origin: its identity and the tools that made it.
         kernels: its kernels, in the order of their ids.
         pack: the pack that was read; None for a tree.
     """
 
     path: Path
-    format: int
     origin: BundleOrigin
     kernels: tuple[StoredKernel, ...]
     pack: pack.Pack | None = None
@@ -101,7 +99,7 @@ class StoredBundle:
         if kernel.files is None:
             raise KernelgenError(f"{self.path}: a pack has no HLO")
         path = self.path / kernel.files[0]
-        data = path.read_bytes()
+        data = fileio.read_input(path)
         if hashlib.sha256(data).hexdigest() != kernel.hlo_sha256:
             raise KernelgenError(
                 f"{path} is damaged: it is not the HLO that {self.index} names; build the bundle again"
@@ -109,7 +107,7 @@ class StoredBundle:
         return data
 
     def mistakes(self) -> list[Diagnostic]:
-        """Returns the differences between the index and its kernels (ids, keys, format), and an unknown target or LNC.
+        """Returns the differences between the index and its kernels (ids, keys), and an unknown target or LNC.
 
         It recomputes all but the last from the specs, as the writer does, so it also finds everything that the C++ library refuses.
         """
@@ -142,8 +140,6 @@ class StoredBundle:
                 found.append(
                     Diagnostic(f"{where}: it and {other} have equal keys, so a lookup cannot distinguish them")
                 )
-        if not found and (needed := format_of(specs)) > self.format:
-            found.append(Diagnostic(f"{self.index}: format {self.format}, and its kernels need format {needed}"))
         return found
 
 
@@ -182,7 +178,7 @@ def of_pack(path: Path) -> StoredBundle:
                 memory=stored.memory,
             )
         )
-    return StoredBundle(path, made.metadata["kernelgen.format"].value, made.origin, tuple(kernels), made)
+    return StoredBundle(path, made.origin, tuple(kernels), made)
 
 
 def of_tree(path: Path) -> StoredBundle:
@@ -217,7 +213,7 @@ def of_tree(path: Path) -> StoredBundle:
         )
         for kernel, words in zip(stored, keys, strict=True)
     ]
-    return StoredBundle(path, index["format"], tree.origin(index), tuple(kernels))
+    return StoredBundle(path, tree.origin(index), tuple(kernels))
 
 
 def is_bundle(path: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256, readable
+from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256
 from kernelgen.bundle.json_text import read_json
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.memory import MAX, NeffMemory
@@ -85,7 +85,7 @@ def write(path: str | Path, contents: Contents) -> None:
             )
         head = canonical_json(
             {
-                "format": contents.format,
+                "format": FORMAT,
                 "name": origin.name,
                 "target": origin.target,
                 "lnc": origin.lnc,
@@ -118,8 +118,8 @@ def read_index(path: str | Path) -> dict[str, Any]:
         raise KernelgenError(f"{file}: not JSON of a bundle: {error}") from None
     if not isinstance(value, dict) or "format" not in value:
         raise KernelgenError(f"{file}: not the index of a bundle")
-    if type(value["format"]) is not int or value["format"] not in FORMATS:
-        raise KernelgenError(f"{file}: a bundle of format {value['format']!r}; this kernelgen reads {readable()}")
+    if type(value["format"]) is not int or value["format"] != FORMAT:
+        raise KernelgenError(f"{file}: a bundle of format {value['format']!r}; this kernelgen reads format {FORMAT}")
     expected = {"name": str, "target": str, "lnc": int, "simulated": bool, "compiler": str, "flags": list,
                 "version": str, "jax_version": str, "kernels": list}  # fmt: skip
     _fields(file, value, expected, "")

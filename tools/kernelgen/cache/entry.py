@@ -49,7 +49,7 @@ class EntryHead:
         key: the inputs of the NEFF.
         sha256: digest of the NEFF, in hex.
         size: bytes of the NEFF.
-        seconds: duration of the compile in whole seconds; None if not recorded, as in entries of earlier versions.
+        seconds: duration of the compile in whole seconds; None if not recorded.
     """
 
     kernel: str

@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 import struct
 import time
@@ -95,9 +96,10 @@ class Folder:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise DamagedEntry("it is not a regular file") from None
             raise
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise DamagedEntry("it is not a regular file")
         with os.fdopen(file, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise DamagedEntry("it is not a regular file")
             if count is not None:
                 return stream.read(count)
             # Check the size before reading: a sparse file may be larger than the machine's memory.
@@ -136,9 +138,13 @@ class Folder:
             os.close(file)
 
     def drop(self, name: str) -> bool:
-        """Removes an entry; returns whether it is gone."""
+        """Removes an entry, or a folder of its name, which would block it for ever; returns whether it is gone."""
+        path = self.path(name)
         try:
-            self.path(name).unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         except OSError:
             return False
         return True

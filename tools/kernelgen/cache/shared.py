@@ -12,6 +12,7 @@ import os
 import secrets
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -24,6 +25,10 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 """Seconds that a store may take to answer at all."""
+
+SLOW_SECONDS = 5.0
+SLOW_BYTES = 1 << 16
+"""A store that sends fewer bytes in so many seconds is not waited for: the compile is as fast."""
 
 PACKAGES = {
     "s3": "s3fs",
@@ -51,7 +56,7 @@ class _Enough(Exception):
 
 
 class _Limit:
-    """Stops reading an entry that exceeds its stated size or has no valid header.
+    """Stops reading an entry that exceeds its stated size, has no valid header, or comes too slowly.
 
     Args:
         name: the entry's.
@@ -64,10 +69,18 @@ class _Limit:
         self._name = name
         self._file = file
         self._stated: int | None = None
+        self._begun: float | None = None
+        self._counted = 0
 
     def __call__(self, size: int | None, count: int) -> None:
         if self._over.is_set():
             raise _Enough
+        now = time.monotonic()
+        if self._begun is None or now - self._begun >= SLOW_SECONDS:
+            received = count - self._counted
+            if self._begun is not None and received < SLOW_BYTES and count != size:
+                raise Unavailable(f"it sent only {received} bytes in {now - self._begun:.1f} s")
+            self._begun, self._counted = now, count
         if max(size or 0, count) > entry.MAX_SIZE:
             raise DamagedEntry(f"it has {max(size or 0, count)} bytes, more than any entry")
         # Up to a buffer's worth of the written bytes may not be in the file yet.
@@ -241,7 +254,7 @@ class Shared:
         thread.join(self._timeout)
         if answer:
             return answer[0]
-        if problem and isinstance(problem[0], DamagedEntry):
+        if problem and isinstance(problem[0], DamagedEntry | Unavailable):
             raise problem[0]
         if problem:
             # Without the cause: its text may contain the URL with a password.

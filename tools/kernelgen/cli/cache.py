@@ -19,7 +19,7 @@ from kernelgen.cache import CacheSettings, Folder
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
+from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.spec.filenames import kernel_of
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def info(caches: CacheSettings, output_format: str) -> None:
     for (target, compiler), sizes in sorted(groups.items()):
         click.echo(f"  {target}  {compiler}: {_entries(len(sizes))}, {binary_size(sum(sizes))}")
     if damaged:
-        click.echo(f"  {_entries(damaged)} can't be read; kernelgen cache verify removes them")
+        click.echo(f"  {_entries(damaged)} damaged or unreadable; kernelgen cache verify names them")
     if shared:
         click.echo(f"shared cache {shared['url']} ({shared['mode']}): {shared['state']}")
 
@@ -295,25 +295,29 @@ def prune(max_size: str, folder: Folder) -> int:
 def verify(keep: bool, folder: Folder) -> int:
     """Read every entry, and remove those that are damaged.
 
-    Builds check each entry that they read, so no build depends on this command. Exits with 1 when an entry was damaged.
+    An entry that can't be read, such as another user's, is named and stays: it may be whole. Builds check each entry that they
+    read, so no build depends on this command. Exits with 1 when an entry was damaged or can't be read.
     """
     from kernelgen.cache import entry
     from kernelgen.cache.entry import DamagedEntry
 
     folder.sweep()
-    count = damaged = 0
+    count = damaged = unreadable = 0
     for name in sorted(stored.name for stored in folder.entries()):
         count += 1
         try:
             data = folder.read(name)
             if data is not None:
                 entry.unpack(data, name)
-        except (DamagedEntry, OSError) as problem:
+        except OSError as error:
+            unreadable += 1
+            click.echo(f"{folder.path(name)}: it can't be read and stays: {error.strerror}")
+        except DamagedEntry as problem:
             damaged += 1
             removed = not keep and folder.drop(name)
             click.echo(f"{folder.path(name)}: {problem}{': removed' if removed else ''}")
-    click.echo(f"{folder}: {_entries(count)}, {damaged} damaged")
-    return EXIT_FAILED if damaged else EXIT_OK
+    click.echo(f"{folder}: {_entries(count)}, {damaged} damaged{f', {unreadable} unreadable' if unreadable else ''}")
+    return EXIT_FAILED if damaged or unreadable else EXIT_OK
 
 
 @command.command()
@@ -342,8 +346,11 @@ def import_(file: Path, folder: Folder) -> None:
     """
     from kernelgen.cache import archive
 
-    if not file.is_file():
-        raise KernelgenError(Diagnostic(f"{file}: the file does not exist"))
+    try:
+        with fileio.open_input(file):
+            pass
+    except OSError as error:
+        raise KernelgenError(f"{file}: {error.strerror}") from None
     done = archive.read(file, folder)
     click.echo(f"{folder}: {_entries(done.added)} added, {done.known} already there")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -203,9 +204,10 @@ def _compile_seconds(bundles: Sequence[StoredBundle]) -> dict[str, int]:
     for bundle in bundles:
         for kernel in bundle.kernels:
             flags = bundle.origin.flags if kernel.flags is None else kernel.flags
-            head = Folder(folder).head(NeffKey(kernel.hlo_sha256, bundle.origin.compiler, flags).name)
-            if head is not None and head.seconds is not None:
-                found[kernel.id] = head.seconds
+            with contextlib.suppress(cache.DamagedEntry, OSError):
+                head = Folder(folder).head(NeffKey(kernel.hlo_sha256, bundle.origin.compiler, flags).name)
+                if head is not None and head.seconds is not None:
+                    found[kernel.id] = head.seconds
     return found
 
 

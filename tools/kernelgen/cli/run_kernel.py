@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+_MAX_SHOWN = 80
+"""Maximum characters shown of a value that can't be read."""
+
+
 @click.command(short_help="Run a kernel on the CPU and print what it computes.")
 @click.argument("kernel", metavar="KERNEL|FILE:FUNCTION")
 @click.option(
@@ -191,20 +195,19 @@ def _keywords(params: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         try:
             found[name] = json.loads(value)
-        except ValueError:
-            raise KernelgenError(
-                f'--param {text}: expected NAME=VALUE with a number, true, false, null or "text"'
-            ) from None
+        except (ValueError, RecursionError):
+            expected = 'NAME=VALUE with a number, true, false, null or "text"'
+            raise KernelgenError(f"--param {text[:_MAX_SHOWN]}: expected {expected}") from None
         if not equals or not name.isidentifier():
-            raise KernelgenError(f"--param {text}: expected NAME=VALUE")
+            raise KernelgenError(f"--param {text[:_MAX_SHOWN]}: expected NAME=VALUE")
     return found
 
 
 def _described(text: str) -> tuple[tuple[int, ...], str]:
     """Returns shape and dtype of an input, given as a file or a description."""
     if text.endswith(".npy"):
-        array = _load(text)
-        return array.shape, array.dtype.name
+        array, dtype = _mapped(text)
+        return array.shape, dtype
     try:
         return ArrayDesc.parse(text).numpy
     except ValueError as error:
@@ -212,16 +215,20 @@ def _described(text: str) -> tuple[tuple[int, ...], str]:
         raise KernelgenError(f"--inputs {text}: {message}") from None
 
 
-def _load(path: str) -> Array:
+def _mapped(path: str) -> tuple[Array, str]:
+    """Returns a .npy file as an array in the file, none of it read yet, and the name of the dtype that a kernel gets."""
     import numpy as np
 
     try:
-        with fileio.open_input(path) as file:
-            found: Array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise KernelgenError(f"--inputs {path}: not a .npy file: {error}") from None
-    narrow = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}.get(found.dtype.name)
-    return found.astype(narrow) if narrow else found
+        with fileio.open_input(path) as file, np.errstate(over="ignore"):  # a header may claim any shape
+            array: Array = np.lib.format.open_memmap(f"/proc/self/fd/{file.fileno()}", mode="r")
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"it has elements of type {array.dtype}")
+    except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        reason = str(error).partition("\n")[0] or "its header is too large"
+        raise KernelgenError(f"--inputs {path}: not a .npy file of numbers: {reason}") from None
+    name = array.dtype.name
+    return array, {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(name, name)
 
 
 def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[Array]:
@@ -237,12 +244,12 @@ def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], s
                 raise KernelgenError(f"--inputs {inputs[i]}: input {i} is {dtype}{list(shape)}")
             found.append(judge.random(shape, dtype, seed + i))
             continue
-        array = _load(inputs[i])
-        if array.dtype.name != dtype or array.size != _size(shape):
+        array, kind = _mapped(inputs[i])
+        if kind != dtype or array.size != _size(shape):
             raise KernelgenError(
-                f"--inputs {inputs[i]}: {array.dtype}{list(array.shape)}, and input {i} is {dtype}{list(shape)}"
+                f"--inputs {inputs[i]}: {kind}{list(array.shape)}, and input {i} is {dtype}{list(shape)}"
             )
-        found.append(array.reshape(shape))
+        found.append(array.astype(dtype).reshape(shape))
     return found
 
 

@@ -113,7 +113,7 @@ OURS = Versions(container.SIMULATED_FORMAT, protocol.VERSION)
 
 
 def versions(libnrt: Path) -> Versions | None:
-    """Returns the versions that a simulator's libnrt reports; None for an earlier version of kernelgen, which reports none."""
+    """Returns the versions that a simulator's libnrt reports; None if it reports none."""
     with libnrt.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         match = _VERSIONS.search(data)
         return Versions(int(match[1]), int(match[2])) if match else None

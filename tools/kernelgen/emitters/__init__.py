@@ -29,7 +29,6 @@ op, each in its own module: a manifest's `languages` chooses (`kernelgen.emitter
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,14 +45,11 @@ def emitter(
     targets: str | tuple[str, ...] = (),
     where: str | tuple[str, ...] = (),
     layouts: str | tuple[str, ...] = (),
-    forms: str | tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Marks a function as the emitter of one or more ggml ops (names as `ggml_op_desc`, lower case, string literals).
 
     `types` declares the supported types of the inputs; without it every type is passed on. A function for several ops declares
     the keyword `op` to receive the requested op's name. The decorator returns the function unchanged: `kernelgen.emitters.scan`
-    reads its arguments from the source. `forms` is the earlier name of `layouts`.
+    reads its arguments from the source.
     """
-    if forms:
-        warnings.warn("@emitter(forms=…) is layouts=… now", FutureWarning, stacklevel=2)
     return lambda function: function

@@ -7,7 +7,7 @@ import ast
 from kernelgen.emitters.scan import parse
 
 _NKI = ("nki", "neuronxcc", "torch_neuronx", "nki_cpu_simulator")
-_NUMPY = ("kernelgen.languages.numpy", "kernelgen.numpy", "nkipy", "nkigen")
+_NUMPY = ("kernelgen.languages.numpy", "nkipy", "nkigen")
 
 
 def language_of(source: bytes, file: str) -> str:

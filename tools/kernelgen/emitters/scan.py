@@ -20,7 +20,7 @@ from kernelgen.targets import TARGETS
 MAX_SOURCE = 16 * 1024 * 1024
 """Maximum bytes of a Python file with kernels."""
 
-_KEYWORDS = ("types", "language", "targets", "where", "layouts", "forms")
+_KEYWORDS = ("types", "language", "targets", "where", "layouts")
 _KEYWORDS_TEXT = "'types', 'language', 'targets', 'where' and 'layouts'"
 _KNOWN_LANGUAGES = f"languages are {', '.join(LANGUAGES)}"
 _KNOWN_TARGETS = f"targets are {', '.join(TARGETS)}"
@@ -99,19 +99,19 @@ def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Di
     return tuple(module.found), tuple(module.mistakes)
 
 
-_MODULES = ("kernelgen.emitters", "kernelgen.emitter")
-"""The modules of the decorator: its current and its former name."""
+_MODULE = "kernelgen.emitters"
+"""The module of the decorator."""
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
     """Returns the expressions by which the module may refer to `kernelgen.emitters.emitter`."""
-    names = {f"{module}.emitter" for module in _MODULES}
+    names = {f"{_MODULE}.emitter"}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             for alias in node.names:
-                if node.module in _MODULES and alias.name == "emitter":
+                if node.module == _MODULE and alias.name == "emitter":
                     names.add(alias.asname or "emitter")
-                elif f"{node.module}.{alias.name}" in _MODULES:
+                elif f"{node.module}.{alias.name}" == _MODULE:
                     names.add(f"{alias.asname or alias.name}.emitter")
     return names
 
@@ -247,7 +247,7 @@ class _ScannedModule:
         return tuple(dict.fromkeys(name for name, _ in found))
 
     def _layouts(self, decorator: ast.expr) -> tuple[str, ...]:
-        found = [*self._words(decorator, "layouts"), *self._words(decorator, "forms")]  # `forms` is the earlier name
+        found = self._words(decorator, "layouts")
         for name, node in found:
             if name not in LAYOUTS:
                 self.fail(node, f"unknown layout '{name}'{did_you_mean(name, LAYOUTS)} ({_KNOWN_LAYOUTS})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,18 +37,13 @@ class TensorDesc:
     layout: str = ""
 
     @staticmethod
-    def make(
-        ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, layout: str = "", *, form: str = ""
-    ) -> TensorDesc:
-        """Returns the canonical description. `form` is the earlier name of `layout`.
+    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, layout: str = "") -> TensorDesc:
+        """Returns the canonical description.
 
         Raises:
             ValueError: there are not four positive dimensions, the type is unknown, a row does not hold whole blocks, or the tensor
                 can't have the layout.
         """
-        if form:
-            warnings.warn("TensorDesc.make(form=…) is layout=… now", FutureWarning, stacklevel=2)
-            layout = form
         if len(ne) != 4 or (nb is not None and len(nb) != 4):
             raise ValueError(f"a tensor has four dimensions, not {len(ne if nb is None or len(ne) != 4 else nb)}")
         made = _desc(tuple(ne), dtype, None if nb is None else tuple(nb))
@@ -74,11 +68,6 @@ class TensorDesc:
         ne = tuple(map(int, groups[:4]))
         nb = None if groups[6] is None else tuple(map(int, groups[6:]))
         return TensorDesc.make(ne, groups[4], nb, groups[5] or "")
-
-    @property
-    def form(self) -> str:
-        """The earlier name of `layout`, which users' emitters may read."""
-        return self.layout
 
     def in_layout(self, layout: str) -> TensorDesc:
         """Returns the same tensor in another layout; empty for ggml's own.

@@ -3,7 +3,7 @@
     - {op: "add", inputs: […], output: "…"}  # asked for 12 times, executed 8 times
 
 Ops that are only requested come from graphs that are measured but never computed, and from a warm-up. The comment's format is in
-backend/ggml-neuron/report/record_ops.cpp, which writes each entry on one line; earlier versions wrote no `executed`.
+backend/ggml-neuron/report/record_ops.cpp, which writes each entry on one line.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ def leave_out_unused(root: YamlNode, text: bytes, report: Report) -> None:
     """
     kernels = root.get("kernels") if root.kind == "map" else None
     if kernels is None or kernels.kind != "seq":
-        where = root.get("model") if root.kind == "map" else None
-        report.fail(
-            where or root, "this manifest was not recorded, so it does not list which kernels ran", "leave out --used"
-        )
+        report.fail(root, "this manifest was not recorded, so it does not list which kernels ran", "leave out --used")
         return
     lines = dict(enumerate(text.split(b"\n"), 1))
     counts = [_RAN.search(lines.get(entry.line, b"")) for entry in kernels.value]

@@ -5,7 +5,7 @@ uses: general validators do not support line numbers, report one mistake several
 A test compares it with a general validator.
 
 Intended differences: for `anyOf`, reports only the branch that matches the value's type; skips values that an enclosing mistake
-makes meaningless. `x-removed` lists keys of earlier versions: their messages, and the keys that replace them.
+makes meaningless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATH = Path(__file__).with_name("manifest.schema.json")
 """The published schema."""
 
 _ANNOTATIONS = frozenset(
-    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage", "x-removed"}
+    {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage"}
 )
 
 
@@ -246,7 +246,6 @@ class _Compiler:
         minimum = schema.get("minProperties", 0)
         names = schema.get("propertyNames")
         key_check = self.pattern(names) if names else None
-        removed = schema.get("x-removed", {})
 
         def check(node: YamlNode, label: str, report: Report) -> bool:
             good = True
@@ -263,11 +262,6 @@ class _Compiler:
             missing = [key for key in required if key not in entries]
             if one_of and not any(key in entries for key in one_of):
                 missing.append(one_of[0])
-            for key in [key for key in unknown if key in removed]:
-                unknown.remove(key)
-                if removed[key]["instead"] in missing:
-                    missing.remove(removed[key]["instead"])
-                good = report.fail(entries[key].key, f"{key}: {removed[key]['message']}", removed[key]["hint"])
             for key in unknown:
                 # A misspelt key replaces the one that would otherwise be reported as missing.
                 near = nearest(key, properties)

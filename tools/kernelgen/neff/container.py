@@ -24,6 +24,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -76,6 +77,15 @@ DEVICES: Mapping[str, str] = MappingProxyType(
 """The device's name in a NEFF, by neuronx-cc's `--target`."""
 
 PLAIN, GZIP = 1, 2
+
+MAX_UNPACKED = 1 << 31
+"""Maximum bytes of a payload after gzip: far more than any NEFF has."""
+
+MAX_MEMBERS = 1 << 14
+"""Maximum members of a payload; the NEFFs that are available have fewer than 100."""
+
+_READ = 1 << 20
+"""Maximum bytes that are read of a payload at once."""
 
 # pkg_version, header_size, data_size, neff_version major and minor, build_version, num_tpb, hash, uuid, name,
 # requested_tpb_count, tpb_per_node, feature_bits, lnc_size, pad.
@@ -489,7 +499,7 @@ def members(data: bytes, *, source: str = "NEFF") -> dict[str, int]:
 
 
 def unpack(
-    data: bytes, *, source: str = "NEFF", only: Callable[[str], bool] = lambda name: True, limit: int | None = None
+    data: bytes, *, source: str = "NEFF", only: Callable[[str], bool] = lambda name: True, limit: int = MAX_UNPACKED
 ) -> dict[str, bytes]:
     """Returns the files in a NEFF's payload by name. Nothing is written to disk.
 
@@ -497,31 +507,50 @@ def unpack(
         data: the NEFF.
         source: its name in errors.
         only: selects files to return, by name; others are skipped.
-        limit: maximum bytes of one file.
+        limit: maximum bytes of the returned files together.
 
     Raises:
-        KernelgenError: not a NEFF, the payload is not a tar, or a file in it is larger than the NEFF, or than `limit`.
+        KernelgenError: not a NEFF, the payload is not a tar or unpacks to more than `MAX_UNPACKED` bytes, or files in it are
+            larger than the NEFF, or than `limit`.
     """
     files = {}
+    left = limit
     plain = not _is_gzip(data)
     for tar, member in _walk(data, source):
         if not only(member.name):
             continue
         # A few bytes of tar can claim terabytes (sparse files, sizes in extended headers).
-        too_large = (plain and member.size > len(data)) or (limit is not None and member.size > limit)
-        if member.issparse() or too_large:
+        if member.issparse() or member.size > (min(len(data), left) if plain else left):
             raise KernelgenError(f"{source}: damaged NEFF: {member.name} claims {member.size} bytes")
         try:
             file = tar.extractfile(member)
             assert file is not None  # None is for members that are not files
-            files[member.name] = file.read()
+            files[member.name] = b"".join(iter(partial(file.read, _READ), b""))
         except _TAR_ERRORS as error:
             raise KernelgenError(f"{source}: damaged NEFF: {member.name} cannot be read: {error}") from None
+        left -= member.size
     return files
 
 
-# Exceptions that tarfile, gzip and zlib raise for invalid bytes.
-_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, zlib.error)
+# Exceptions that tarfile, gzip and zlib raise for invalid bytes; tarfile calls itself for each extended header.
+_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error)
+
+
+class _Unpacked(gzip.GzipFile):
+    """A gzip of at most `MAX_UNPACKED` bytes, which are read in parts: a small file can unpack to any number of bytes."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _READ:  # an extended header, which tarfile reads at once
+            raise OSError(f"a header of {size} bytes")
+        if self.tell() > MAX_UNPACKED:
+            raise OSError(f"it unpacks to more than {MAX_UNPACKED} bytes")
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        # gzip's own `seek` reads in much smaller parts. (`tell` is a seek from the current place.)
+        while whence == io.SEEK_SET and self.tell() < offset and self.read(min(offset - self.tell(), _READ)):
+            pass
+        return super().seek(offset, whence)
 
 
 def _is_gzip(data: bytes) -> bool:
@@ -533,13 +562,15 @@ def _walk(data: bytes, source: str) -> Iterator[tuple[tarfile.TarFile, tarfile.T
     read_header(data, source=source)
     payload: Any = io.BytesIO(data[HEADER_SIZE:])
     if _is_gzip(data):
-        payload = gzip.GzipFile(fileobj=payload)
+        payload = _Unpacked(fileobj=payload)
     try:
         with tarfile.open(fileobj=payload, mode="r:") as tar:
-            for member in tar:
+            for number, member in enumerate(tar):
+                if number == MAX_MEMBERS:  # tarfile keeps every one
+                    raise OSError(f"it has more than {MAX_MEMBERS} members")
                 if member.isfile():
                     yield tar, member
-        while payload.read(1 << 20):
+        while payload.read(_READ):
             pass
     except _TAR_ERRORS as error:
         raise KernelgenError(f"{source}: damaged NEFF: the payload is not a tar: {error}") from None

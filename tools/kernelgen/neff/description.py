@@ -22,8 +22,8 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.neff import container
 from kernelgen.neff.container import DEVICES, Header, NeffTensor
 
-MAX_TEXT = 1 << 28
-"""Maximum bytes of one of these members; the largest available one has 1.5 million."""
+MAX_TEXT = 1 << 26
+"""Maximum bytes of these members together; the largest available one has 1.5 million."""
 
 FEATURES = {
     0x4: "custom ops",

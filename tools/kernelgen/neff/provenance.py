@@ -28,13 +28,13 @@ class NeffOrigin:
         hlo_sha256: digest of its HLO, in hex.
         source: `compiled`, or a cache level.
         run: a value that differs for each run of the step.
-        neff_sha256: digest of the NEFF, in hex; empty in records of earlier versions of kernelgen.
+        neff_sha256: digest of the NEFF, in hex.
     """
 
     hlo_sha256: str
     source: str
     run: str
-    neff_sha256: str = ""
+    neff_sha256: str
 
 
 def beside(neff: Path) -> Path:
@@ -62,8 +62,7 @@ def read(path: str | Path) -> NeffOrigin | None:
     """Returns an origin, or None if there is no readable one."""
     try:
         value = json.loads(Path(path).read_bytes())
-        hlo, source, run = (str(value[name]) for name in ("hlo_sha256", "source", "run"))
-        return NeffOrigin(hlo, source, run, str(value.get("neff_sha256", "")))
+        return NeffOrigin(*(str(value[name]) for name in ("hlo_sha256", "source", "run", "neff_sha256")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -105,7 +104,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
                     hint="it was removed: build again (files' times do not tell what changed, as after a clock was set back)",
                 )
             )
-        elif origin.neff_sha256 and neffs[kernel].exists() and not is_as_made(neffs[kernel], origin):
+        elif neffs[kernel].exists() and not is_as_made(neffs[kernel], origin):
             neffs[kernel].unlink(missing_ok=True)
             stale.append(
                 Diagnostic(
