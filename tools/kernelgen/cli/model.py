@@ -196,7 +196,7 @@ def command(
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
     settings, drafts = _with_draft(replace(settings, draft_n_max=most_drafted), draft, spec_type)
     (source,) = found
-    chosen = name or name_of(output)
+    chosen = name_of(name, output)
     graph_exporter = exporter.find(program, llama_cpp)
     seen = _SeenCalls(settings, machines, weights)
     if source.kind is SourceKind.CHECKPOINT:
