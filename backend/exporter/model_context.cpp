@@ -102,6 +102,10 @@ bool model_context::has_both() const {
     return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get());
 }
 
+bool model_context::is_recurrent() const {
+    return llama_model_is_recurrent(model.get()) || llama_model_is_hybrid(model.get());
+}
+
 bool model_context::shares_cells() const {
     return target && model->arch == LLM_ARCH_GEMMA4_ASSISTANT;
 }

@@ -47,6 +47,9 @@ struct model_context {
     // Returns whether the model has an encoder and a decoder.
     bool has_both() const;
 
+    // Returns whether the model has a state in place of some or all caches.
+    bool is_recurrent() const;
+
     // Returns whether calls only read the cells of the target's cache, like calls of a Gemma 4 head.
     bool shares_cells() const;
 

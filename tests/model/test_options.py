@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import fuzz_headers
 import headers
 import pytest
 import random_llama
@@ -14,7 +16,7 @@ from kernelgen.model.exporter import Exporter
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.op_kernel import KernelSpec
 
-from .conftest import Derive, run_model
+from .conftest import ROOT, Derive, run_model
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=192, n_layer=3)
 WINDOWED = replace(SIZE, n_layer=4, n_swa=64)
@@ -205,6 +207,18 @@ def test_a_manifest_has_a_model_and_its_draft(
     assert said.startswith("llama: ")
     assert f"\n{small}: qwen3: " in said
     assert "--model-draft small.gguf" in (tmp_path / "derived.yaml").read_text()
+
+
+@pytest.mark.parametrize("options", [(), ("--embeddings",)])
+def test_recurrent_models_have_calls_of_several_sequences(
+    options: tuple[str, ...], exporter: Exporter, derive: Derive, tmp_path: Path
+) -> None:
+    """llama.cpp computes embeddings of a recurrent model one sequence after the other."""
+    assert exporter.libraries is not None
+    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
+    fuzz_headers.save_models(exporter.libraries, load_backends, "^lfm2$", tmp_path)
+    kernels = derive(tmp_path / "lfm2-dense.gguf", *RUN, "--n-seq-max", 2, *options)
+    assert {spec.output.ne[2] for spec in named(kernels, "ssm_conv")} == ({1} if options else {1, 2})
 
 
 @pytest.fixture
