@@ -121,7 +121,7 @@ class model_graphs {
             llm_graph_result * built = in.context->get_gf_res_reserve();
             built->reset();
             ggml_backend_sched_reset(in.context->get_sched());
-            if (ggml_is_quantized(in.opts.type_k) && !cache->build_input_k_rot(built->get_ctx())) {
+            if (ggml_is_quantized(in.type_k) && !cache->build_input_k_rot(built->get_ctx())) {
                 throw std::runtime_error(
                     "llama.cpp crashes when it shifts a quantized cache of keys of a model whose heads are not "
                     "multiples of 64: have the keys in f16");
@@ -278,8 +278,8 @@ class model_graphs {
         out.integer("n_seq_max", in.context->n_seq_max());
         out.boolean("flash_attn", in.flash_attn);
         out.boolean("kv_unified", in.context->get_cparams().kv_unified);
-        out.text("type_k", ggml_type_name(in.opts.type_k));
-        out.text("type_v", ggml_type_name(in.opts.type_v));
+        out.text("type_k", ggml_type_name(in.type_k));
+        out.text("type_v", ggml_type_name(in.type_v));
         if (!in.opts.samplers.empty()) {
             out.text("samplers", in.opts.chain.c_str());
         }

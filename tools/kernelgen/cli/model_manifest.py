@@ -116,6 +116,9 @@ def made_by(
         ("--n-seq-max", settings.n_seq_max, 1),
         ("--type-k", settings.type_k, "f16"),
         ("--type-v", settings.type_v, "f16"),
+        ("--type-k-draft", settings.type_k_draft, "f16"),
+        ("--type-v-draft", settings.type_v_draft, "f16"),
+        *((option, value, None) for option, value in settings.llama_options),
     ):
         if value != default:
             parts += [option, str(value)]
