@@ -216,17 +216,19 @@ def test_a_manifest_has_a_model_and_its_draft(
 
 def test_a_draft_s_cache_has_its_own_types(model: Path, derive: Derive) -> None:
     """llama.cpp gives a draft's cache its -ctkd and -ctvd, not the model's -ctk and -ctv."""
-    alone = derive(model, *RUN, "--type-k", "q8_0")
-    both = derive(model, *RUN, "--type-k", "q8_0", "--model-draft", model, "--type-k-draft", "q4_0")
-    types = {(spec.inputs[1].dtype, spec.inputs[2].dtype) for spec in named(both - alone, "flash_attn_ext")}
+    without_draft = derive(model, *RUN, "--type-k", "q8_0")
+    with_draft = derive(model, *RUN, "--type-k", "q8_0", "--model-draft", model, "--type-k-draft", "q4_0")
+    types = {
+        (spec.inputs[1].dtype, spec.inputs[2].dtype) for spec in named(with_draft - without_draft, "flash_attn_ext")
+    }
     assert types == {("q4_0", "f16")}
 
 
 def test_options_of_rope_are_in_its_parameters(model: Path, derive: Derive, tmp_path: Path) -> None:
     options = ("--rope-scaling", "yarn", "--rope-scale", 4, "--rope-freq-base", 5e5, "--yarn-orig-ctx", 128)
     ropes = named(derive(model, *RUN, *options, "--yarn-beta-fast", 16), "rope")
-    numbers = {"ext_factor": 1.0, "freq_scale": 0.25, "freq_base": 5e5, "n_ctx_orig": 128, "beta_fast": 16.0}
-    assert ropes and all(numbers.items() <= dict(spec.params).items() for spec in ropes)
+    rope_params = {"ext_factor": 1.0, "freq_scale": 0.25, "freq_base": 5e5, "n_ctx_orig": 128, "beta_fast": 16.0}
+    assert ropes and all(rope_params.items() <= dict(spec.params).items() for spec in ropes)
     assert "--rope-scaling yarn --rope-scale 4.0" in (tmp_path / "derived.yaml").read_text()
 
 
@@ -253,10 +255,12 @@ def test_each_option_of_llama_cpp_that_changes_graphs_is_known(llama_cpp_sources
     derived, missing, others = (
         part.splitlines()[1:] for part in (ROOT / "tests/data/llama-options.txt").read_text().split("\n\n")[1:]
     )
-    pairs = [(option, name) for option, _, names in (line.partition(": ") for line in derived) for name in names.split()]
-    listed = [name for _, name in pairs] + " ".join([*missing, *others]).split()
+    pairs = [
+        (option, name) for option, _, names in (line.partition(": ") for line in derived) for name in names.split()
+    ]
+    entries = [name for _, name in pairs] + " ".join([*missing, *others]).split()
     assert len(options) > 300
-    assert sorted(listed) == sorted(options), "say in tests/data/llama-options.txt what the option does"
+    assert sorted(entries) == sorted(options), "say in tests/data/llama-options.txt what the option does"
     assert {option for option, _ in pairs} <= {option for parameter in command.params for option in parameter.opts}
     page = (ROOT / "docs/reference/features.md").read_text().partition("\n## What is not derived\n")[2]
     assert [name for name in " ".join(missing).split() if f"`{name}`" not in page] == []
@@ -374,7 +378,10 @@ def test_a_head_of_a_gemma_4_of_another_width_is_refused(
             "--model-draft words.gguf",
             "llama.cpp does not use the draft words.gguf: its vocabulary has 1000 tokens, not 260",
         ),
-        ("--model-draft other.gguf", "llama.cpp does not use the draft other.gguf: its vocabulary has another token 259"),
+        (
+            "--model-draft other.gguf",
+            "llama.cpp does not use the draft other.gguf: its vocabulary has another token 259",
+        ),
         ("--spec-type draft-eagle3 --model-draft model.gguf", "the draft's architecture is not eagle3"),
         ("--spec-type draft-eagle3 --model-draft far.gguf", "the draft reads layer 7 of a model of 3"),
         (

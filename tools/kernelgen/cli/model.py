@@ -265,8 +265,8 @@ def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -
     if spec_type in (None, _SIMPLE):
         if spec_type is not None and draft is None:
             raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
-        alone = replace(plain, type_k=settings.type_k_draft, type_v=settings.type_v_draft)
-        return replace(settings, draft_file=draft), [alone] if draft is not None else []
+        simple = replace(plain, type_k=settings.type_k_draft, type_v=settings.type_v_draft)
+        return replace(settings, draft_file=draft), [simple] if draft is not None else []
     if spec_type == _EAGLE3 and draft is None:
         raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
     if settings.split or settings.whole:

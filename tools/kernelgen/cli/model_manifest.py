@@ -54,13 +54,13 @@ def name_of(name: str | None, output: Path) -> str:
         KernelgenError: the name is not one of a manifest.
     """
     stem = output.stem if output.suffix in (".yaml", ".yml") else output.name
-    chosen = name or re.sub("[^a-z0-9_]", "_", stem.lower())
-    if not re.fullmatch("[a-z][a-z0-9_]{0,99}", chosen):
-        where = f"--name {name}" if name else f"-o {output}"
+    manifest_name = name or re.sub("[^a-z0-9_]", "_", stem.lower())
+    if not re.fullmatch("[a-z][a-z0-9_]{0,99}", manifest_name):
+        option = f"--name {name}" if name else f"-o {output}"
         hint = "" if name else "give one with --name"
-        message = f"{where}: a manifest's name has lower-case letters, digits and '_', begins with a letter, and is at most 100 long"
-        raise KernelgenError(Diagnostic(message, hint=hint))
-    return chosen
+        rule = "a manifest's name has lower-case letters, digits and '_', begins with a letter, and is at most 100 long"
+        raise KernelgenError(Diagnostic(f"{option}: {rule}", hint=hint))
+    return manifest_name
 
 
 def title(model: ModelHeader, path: Path, settings: Settings) -> str:

@@ -200,7 +200,8 @@ _SETTINGS = (
         "--override-kv",
         multiple=True,
         metavar="KEY=TYPE:VALUE,…",
-        help="llama.cpp's --override-kv: other metadata than the file's; TYPE is int, float, bool or str. May be given several times.",
+        help="llama.cpp's --override-kv: other metadata than the file's; TYPE is int, float, bool or str. May be given "
+        "several times.",
     ),
     click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache."),
     click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full."),

@@ -52,8 +52,9 @@ def text(head: ManifestHead, derived: Derived) -> str:
     graphs = [entry for entry in derived.graphs if entry.reason is None]
     shared = _shared([*entries, *graphs])
     where = _conditions(shared)
+    name = _quoted(head.name) if head.name in _YAML_WORDS else head.name
     lines = [f"# {line}".rstrip() for line in head.comment]
-    lines += ["format: 1", f"name: {_quoted(head.name) if head.name in _YAML_WORDS else head.name}", f"targets: [{', '.join(head.targets)}]"]
+    lines += ["format: 1", f"name: {name}", f"targets: [{', '.join(head.targets)}]"]
     lines.append(f"description: {_quoted(head.description)}")
     lines += [] if head.lnc is None else [f"compiler: {{lnc: {head.lnc}}}"]
     lines += _weights(head.weights)
