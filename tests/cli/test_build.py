@@ -31,6 +31,11 @@ from kernelgen.emitters import emitter
 def refuse(x):
     raise ValueError("this kernel is broken")
 
+@emitter("too_short")
+def too_short(x, *, out):
+    from kernelgen.kernels.common import result
+    return result(x[..., :2], out)
+
 @emitter("die")
 def die(x):
     print("last words", file=sys.__stderr__, flush=True)
@@ -155,6 +160,10 @@ def test_a_damaged_neff_is_compiled_again(kernelgen: Run, folder: Path) -> None:
     ("op", "reason"),
     [
         ("refuse", "this kernel is broken"),
+        (
+            "too_short",
+            "the kernel returns [1, 1, 4, 2], and the manifest says (8,4,1,1)/f32, which is [1, 1, 4, 8]",
+        ),
         (
             "die",
             "its worker was killed by SIGKILL, and not because memory ran out: what it ran killed it, or another process",
