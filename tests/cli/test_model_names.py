@@ -21,7 +21,7 @@ def test_names_keep_sizes_and_types() -> None:
 
 @pytest.mark.parametrize(("name", "file"), [(None, "7b.yaml"), (None, f"{'m' * 101}.yaml"), ("Qwen2.5", "m.yaml")])
 def test_a_name_that_no_manifest_has_is_refused(name: str | None, file: str) -> None:
-    with pytest.raises(KernelgenError, match="a manifest's name has lower-case letters, digits and '_'"):
+    with pytest.raises(KernelgenError, match="a manifest's name has lower-case letters, digits and underscores"):
         name_of(name, Path(file))
 
 

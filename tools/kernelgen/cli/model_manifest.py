@@ -58,7 +58,7 @@ def name_of(name: str | None, output: Path) -> str:
     if not re.fullmatch("[a-z][a-z0-9_]{0,99}", manifest_name):
         option = f"--name {name}" if name else f"-o {output}"
         hint = "" if name else "give one with --name"
-        rule = "a manifest's name has lower-case letters, digits and '_', begins with a letter, and is at most 100 long"
+        rule = "a manifest's name has lower-case letters, digits and underscores, begins with a letter, and is at most 100 long"
         raise KernelgenError(Diagnostic(f"{option}: {rule}", hint=hint))
     return manifest_name
 
