@@ -468,7 +468,7 @@ def select_reduce(
 
 def _only_max(what: str, reduce_op: Any) -> None:
     if current().check and op_name(reduce_op) not in ("maximum", "max"):
-        raise NkiError("err_unsupported_op", f"reduce_op of {what} is nl.maximum, not {op_name(reduce_op)}")
+        raise NkiError("err_unsupported_op", f"{what} reduces to the maximum, not by {op_name(reduce_op)}")
 
 
 def nc_find_index8(dst: Any, data: Any, vals: Any) -> None:
