@@ -51,6 +51,8 @@ def result(x: Array, out: TensorDesc) -> Array:
     """Returns `x` rounded to the result's type (nearest even) and in the result's shape."""
     if out.dtype not in DTYPES:
         raise Unsupported(f"results of type {out.dtype} are not supported")
+    if x.size != out.elements:
+        raise ValueError(f"the kernel returns {list(x.shape)}, and the manifest says {out}, which is {list(out.shape)}")
     return lax.reshape(lax.convert_element_type(x, DTYPES[out.dtype]), out.shape)
 
 

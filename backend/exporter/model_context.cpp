@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <stdexcept>
+#include <string>
 
 static llama_sampler * make_sampler(const sampler_option & option, int32_t n_vocab) {
     const std::vector<double> & n = option.numbers;
@@ -26,9 +29,11 @@ static llama_sampler * make_sampler(const sampler_option & option, int32_t n_voc
 model_context::model_context(const options &                  opts,
                              const std::vector<sparse_file> & files,
                              const std::vector<sparse_file> & others) :
-    opts(opts), model(load_model(files, opts.n_devices, opts.spec_type == "draft-mtp")) {
+    opts(opts), model(load_model(files, opts.n_devices, opts.spec_type == "draft-mtp", opts.kv_overrides)) {
     if (!others.empty()) {
-        other = load_model(others, 1, opts.spec_type == "draft-mtp");
+        model_name = opts.draft ? opts.model : opts.model_draft;
+        other      = load_model(others, 1, opts.spec_type == "draft-mtp", opts.kv_overrides);
+        model_name = opts.model;
     }
     for (const auto * named : { &files, &others }) {
         for (const sparse_file & file : *named) {
@@ -44,7 +49,7 @@ model_context::model_context(const options &                  opts,
 void model_context::open(bool with_flash_attn) {
     context.reset();
     target.reset();
-    llama_context_params params = llama_context_default_params();
+    llama_context_params params = opts.rope;
     params.n_ctx                = opts.n_ctx;
     params.n_batch              = opts.n_ubatch;
     params.n_ubatch             = opts.n_ubatch;
@@ -66,6 +71,8 @@ void model_context::open(bool with_flash_attn) {
         if (!target) {
             throw std::runtime_error("llama.cpp can't make a context of the draft's model: " + last_complaint);
         }
+        params.type_k    = opts.type_k_draft;
+        params.type_v    = opts.type_v_draft;
         params.ctx_other = target.get();
         params.ctx_type  = opts.spec_type == "draft-mtp" ? LLAMA_CONTEXT_TYPE_MTP : LLAMA_CONTEXT_TYPE_DEFAULT;
     }
@@ -83,6 +90,8 @@ void model_context::open(bool with_flash_attn) {
             params.n_outputs_max_per_seq = std::max(params.n_outputs_max_per_seq, per_seq);
         }
     }
+    type_k = params.type_k;
+    type_v = params.type_v;
     context.reset(llama_init_from_model(model.get(), params));
     if (!context) {
         throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
@@ -102,6 +111,10 @@ bool model_context::has_both() const {
     return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get());
 }
 
+bool model_context::is_recurrent() const {
+    return llama_model_is_recurrent(model.get()) || llama_model_is_hybrid(model.get());
+}
+
 bool model_context::shares_cells() const {
     return target && model->arch == LLM_ARCH_GEMMA4_ASSISTANT;
 }
@@ -116,8 +129,46 @@ const llama_model & model_context::draft_model() const {
     return opts.draft || !other ? *model : *other;
 }
 
+// Returns why llama.cpp does not use a draft whose vocabulary differs from the model's; empty if they agree. llama.cpp's programs
+// compare them the same way (common_speculative_are_compatible in common/speculative.cpp).
+static std::string vocabularies_differ(const llama_vocab * model, const llama_vocab * draft) {
+    constexpr int32_t MOST_MORE = 128, FIRST_COMPARED = 5;
+    const int32_t     n_model = llama_vocab_n_tokens(model), n_draft = llama_vocab_n_tokens(draft);
+    if (std::abs(n_model - n_draft) > MOST_MORE) {
+        return std::to_string(n_draft) + " tokens, not " + std::to_string(n_model);
+    }
+    if (llama_vocab_type(model) == LLAMA_VOCAB_TYPE_NONE || llama_vocab_type(draft) == LLAMA_VOCAB_TYPE_NONE) {
+        return "";  // a header without its tokens
+    }
+    if (llama_vocab_type(model) != llama_vocab_type(draft)) {
+        return "another kind of tokenizer";
+    }
+    if (llama_vocab_get_add_bos(model) != llama_vocab_get_add_bos(draft) ||
+        (llama_vocab_get_add_bos(model) && llama_vocab_bos(model) != llama_vocab_bos(draft))) {
+        return "another token at the beginning of a text";
+    }
+    if (llama_vocab_get_add_eos(model) != llama_vocab_get_add_eos(draft) ||
+        (llama_vocab_get_add_eos(model) && llama_vocab_eos(model) != llama_vocab_eos(draft))) {
+        return "another token at the end of a text";
+    }
+    for (int32_t i = FIRST_COMPARED; i < std::min(n_model, n_draft); i++) {
+        if (strcmp(llama_vocab_get_text(model, i), llama_vocab_get_text(draft, i)) != 0) {
+            return "another token " + std::to_string(i);
+        }
+    }
+    return "";
+}
+
 // llama.cpp aborts if a draft has an unexpected architecture, so this checks it first.
 void model_context::check_draft() const {
+    if (opts.spec_type == "draft-simple") {
+        const std::string difference =
+            vocabularies_differ(llama_model_get_vocab(model.get()), llama_model_get_vocab(other.get()));
+        if (!difference.empty()) {
+            throw std::runtime_error("llama.cpp does not use the draft " + opts.model_draft + ": its vocabulary has " +
+                                     difference);
+        }
+    }
     if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
         throw std::runtime_error(std::string("the ") + (other ? "draft" : "model") +
                                  " has no MTP layers (--spec-type draft-mtp)");
@@ -142,7 +193,7 @@ void model_context::give_hidden_states() {
         llama_set_embeddings_nextn(context.get(), true, /*masked=*/opts.draft);
         return;
     }
-    if (opts.spec_type.empty()) {
+    if (opts.spec_type != "draft-eagle3") {
         return;
     }
     const int32_t * layers = llama_model_target_layer_ids(&draft_model());

@@ -34,7 +34,9 @@ struct model_context {
     std::vector<sampler_ptr>          samplers;
     context_ptr                       target;              // the model's context, if `context` is the draft's
     context_ptr                       context;             // empty before open()
-    bool                              flash_attn = false;  // the context's setting
+    bool                              flash_attn = false;  // the context's settings
+    ggml_type                         type_k     = GGML_TYPE_F16;
+    ggml_type                         type_v     = GGML_TYPE_F16;
 
     // others  the files of the model's draft, or of the draft's model; none for a model with its own MTP layers
     model_context(const options &                  opts,
@@ -46,6 +48,9 @@ struct model_context {
 
     // Returns whether the model has an encoder and a decoder.
     bool has_both() const;
+
+    // Returns whether the model has a state in place of some or all caches.
+    bool is_recurrent() const;
 
     // Returns whether calls only read the cells of the target's cache, like calls of a Gemma 4 head.
     bool shares_cells() const;

@@ -46,7 +46,7 @@ class model_graphs {
         out.integer("context_length", llama_model_n_ctx_train(in.model.get()));
         out.boolean("encoder", llama_model_has_encoder(in.model.get()));
         out.boolean("decoder", llama_model_has_decoder(in.model.get()));
-        out.boolean("recurrent", llama_model_is_recurrent(in.model.get()) || llama_model_is_hybrid(in.model.get()));
+        out.boolean("recurrent", in.is_recurrent());
         out.end_object();
         out.end_object();
         out.print(stdout);
@@ -80,7 +80,7 @@ class model_graphs {
             cells->clear(false);
             batch           = std::make_unique<llama_batch_allocr>(in.model->hparams.n_pos_per_embd());
             const bool all  = size.n_outputs == size.n_tokens;
-            uint32_t   left = tokens_before(size);
+            uint32_t   left = tokens_before(size, n_seqs);
             for (uint32_t most = std::max(1u, in.context->n_ubatch() / n_seqs); left > 0;) {
                 const uint32_t step = std::min(left, most);
                 next_call(*cells, *batch, step, n_seqs, false);
@@ -121,7 +121,7 @@ class model_graphs {
             llm_graph_result * built = in.context->get_gf_res_reserve();
             built->reset();
             ggml_backend_sched_reset(in.context->get_sched());
-            if (ggml_is_quantized(in.opts.type_k) && !cache->build_input_k_rot(built->get_ctx())) {
+            if (ggml_is_quantized(in.type_k) && !cache->build_input_k_rot(built->get_ctx())) {
                 throw std::runtime_error(
                     "llama.cpp crashes when it shifts a quantized cache of keys of a model whose heads are not "
                     "multiples of 64: have the keys in f16");
@@ -186,8 +186,12 @@ class model_graphs {
 
   private:
     // Returns the number of sequences of a call. Without a cache, sequences are only rows of the pooled result, and a kernel for
-    // more rows also computes fewer, so this returns the largest number.
+    // more rows also computes fewer, so this returns the largest number. For embeddings of a recurrent model, llama.cpp makes a
+    // call for each sequence.
     uint32_t n_seqs_of(const graph_size & size) const {
+        if (in.opts.embeddings && in.is_recurrent()) {
+            return 1;
+        }
         if (in.memory_of_calls() || !in.opts.embeddings) {
             return size.n_seqs;
         }
@@ -274,8 +278,8 @@ class model_graphs {
         out.integer("n_seq_max", in.context->n_seq_max());
         out.boolean("flash_attn", in.flash_attn);
         out.boolean("kv_unified", in.context->get_cparams().kv_unified);
-        out.text("type_k", ggml_type_name(in.opts.type_k));
-        out.text("type_v", ggml_type_name(in.opts.type_v));
+        out.text("type_k", ggml_type_name(in.type_k));
+        out.text("type_v", ggml_type_name(in.type_v));
         if (!in.opts.samplers.empty()) {
             out.text("samplers", in.opts.chain.c_str());
         }
@@ -310,16 +314,16 @@ class model_graphs {
     }
 
     // Returns the number of tokens that each sequence must have in the cache, so that the graph reads n_kv cells.
-    uint32_t tokens_before(const graph_size & size) const {
+    uint32_t tokens_before(const graph_size & size, uint32_t n_seqs) const {
         if (!size.n_kv) {
             return 0;
         }
         // each sequence has its own cache, unless the cache is unified
-        const uint32_t share = in.context->get_cparams().kv_unified ? size.n_kv / size.n_seqs : size.n_kv;
-        const uint32_t own   = size.n_tokens / size.n_seqs;
+        const uint32_t share = in.context->get_cparams().kv_unified ? size.n_kv / n_seqs : size.n_kv;
+        const uint32_t own   = size.n_tokens / n_seqs;
         if (share < own || share > in.context->n_ctx_seq()) {
             throw std::runtime_error("a cache of " + std::to_string(size.n_kv) + " cells is not one that " +
-                                     std::to_string(own) + " tokens of each of " + std::to_string(size.n_seqs) +
+                                     std::to_string(own) + " tokens of each of " + std::to_string(n_seqs) +
                                      " sequences meet in a context of " + std::to_string(in.context->n_ctx()));
         }
         return share - own;
@@ -343,10 +347,10 @@ class model_graphs {
                 tokens.set_output(index, all_outputs || i + 1 == n_tokens);
             }
         }
-        if (!batch.init(tokens, *llama_model_get_vocab(in.model.get()), all_outputs)) {
+        if (!batch.init(tokens, *llama_model_get_vocab(in.model.get()), in.opts.embeddings)) {
             throw std::runtime_error("llama.cpp refuses the tokens: " + last_complaint);
         }
-        auto found = memory.init_batch(batch, in.context->n_ubatch(), all_outputs);
+        auto found = memory.init_batch(batch, in.context->n_ubatch(), in.opts.embeddings);
         if (!found || found->get_status() != LLAMA_MEMORY_STATUS_SUCCESS || !found->apply()) {
             throw std::runtime_error("llama.cpp finds no place in its cache for " + std::to_string(n_tokens * n_seqs) +
                                      " tokens: " + last_complaint);

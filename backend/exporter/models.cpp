@@ -12,7 +12,10 @@
 #include <stdexcept>
 #include <string>
 
-model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices, bool mtp) {
+model_ptr load_model(const std::vector<sparse_file> &             files,
+                     uint32_t                                     n_devices,
+                     bool                                         mtp,
+                     const std::vector<llama_model_kv_override> & overrides) {
     std::vector<const char *> paths;
     for (const sparse_file & file : files) {
         paths.push_back(file.path().c_str());
@@ -26,6 +29,9 @@ model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices,
         params.n_gpu_layers = INT32_MAX;
         params.split_mode   = LLAMA_SPLIT_MODE_TENSOR;
     }
+    std::vector<llama_model_kv_override> terminated = overrides;
+    terminated.emplace_back();
+    params.kv_overrides      = terminated.data();
     params.load_mode         = LLAMA_LOAD_MODE_NONE;
     params.use_extra_bufts   = false;
     params.no_alloc          = true;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 namespace {
 
@@ -224,6 +225,98 @@ bool read_pooling(const std::string & text, int & pooling, std::string & mistake
     return false;
 }
 
+bool read_float(const std::string & text, float & value, std::string & mistake) {
+    char * end = nullptr;
+    value      = strtof(text.c_str(), &end);
+    if (text.empty() || *end || !std::isfinite(value)) {
+        mistake = "expected a number, not '" + text + "'";
+        return false;
+    }
+    return true;
+}
+
+// Reads llama.cpp's options --rope-* and --yarn-*.
+bool read_rope(const std::string &    name,
+               const std::string &    value,
+               llama_context_params & rope,
+               std::string &          mistake) {
+    if (name == "--rope-scaling") {
+        const std::map<std::string, llama_rope_scaling_type> types = {
+            { "none",   LLAMA_ROPE_SCALING_TYPE_NONE   },
+            { "linear", LLAMA_ROPE_SCALING_TYPE_LINEAR },
+            { "yarn",   LLAMA_ROPE_SCALING_TYPE_YARN   },
+        };
+        const auto type = types.find(value);
+        if (type == types.end()) {
+            mistake = "expected none, linear or yarn, not '" + value + "'";
+            return false;
+        }
+        rope.rope_scaling_type = type->second;
+        return true;
+    }
+    if (name == "--rope-scale") {
+        float scale = 0;
+        if (!read_float(value, scale, mistake)) {
+            return false;
+        }
+        rope.rope_freq_scale = 1.0f / scale;
+        return true;
+    }
+    if (name == "--yarn-orig-ctx") {
+        return read_number(value, rope.yarn_orig_ctx, mistake);
+    }
+    const std::map<std::string, float *> numbers = {
+        { "--rope-freq-base",   &rope.rope_freq_base   },
+        { "--rope-freq-scale",  &rope.rope_freq_scale  },
+        { "--yarn-ext-factor",  &rope.yarn_ext_factor  },
+        { "--yarn-attn-factor", &rope.yarn_attn_factor },
+        { "--yarn-beta-slow",   &rope.yarn_beta_slow   },
+        { "--yarn-beta-fast",   &rope.yarn_beta_fast   },
+    };
+    const auto number = numbers.find(name);
+    return number != numbers.end() && read_float(value, *number->second, mistake);
+}
+
+// Reads "KEY=TYPE:VALUE", as in llama.cpp's --override-kv.
+bool read_override(const std::string & text, llama_model_kv_override & override, std::string & mistake) {
+    const size_t      equals = text.find('=');
+    const size_t      colon  = equals == std::string::npos ? equals : text.find(':', equals);
+    const std::string key    = text.substr(0, equals);
+    const std::string type   = colon == std::string::npos ? "" : text.substr(equals + 1, colon - equals - 1);
+    const std::string value  = colon == std::string::npos ? "" : text.substr(colon + 1);
+    char *            end    = nullptr;
+    bool              valid  = !key.empty() && key.size() < sizeof(override.key) && !value.empty();
+    override                 = {};
+    if (type == "int") {
+        override.tag     = LLAMA_KV_OVERRIDE_TYPE_INT;
+        override.val_i64 = strtoll(value.c_str(), &end, 10);
+        valid            = valid && !*end;
+    } else if (type == "float") {
+        override.tag     = LLAMA_KV_OVERRIDE_TYPE_FLOAT;
+        override.val_f64 = strtod(value.c_str(), &end);
+        valid            = valid && !*end && std::isfinite(override.val_f64);
+    } else if (type == "bool") {
+        override.tag      = LLAMA_KV_OVERRIDE_TYPE_BOOL;
+        override.val_bool = value == "true";
+        valid             = valid && (value == "true" || value == "false");
+    } else {
+        override.tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+        valid        = valid && type == "str" && value.size() < sizeof(override.val_str);
+    }
+    if (!valid) {
+        mistake = "expected KEY=int:N, KEY=float:N, KEY=bool:true, KEY=bool:false or KEY=str:TEXT, with a key and a "
+                  "text of at "
+                  "most 127 characters, not '" +
+                  text + "'";
+        return false;
+    }
+    memcpy(override.key, key.c_str(), key.size());
+    if (override.tag == LLAMA_KV_OVERRIDE_TYPE_STR) {
+        memcpy(override.val_str, value.c_str(), value.size());
+    }
+    return true;
+}
+
 bool read_value(const std::string & name, const std::string & value, options & opts, std::string & mistake) {
     if (name == "--ctx-size") {
         return read_number(value, opts.n_ctx, mistake);
@@ -239,6 +332,24 @@ bool read_value(const std::string & name, const std::string & value, options & o
     }
     if (name == "--cache-type-v") {
         return read_type(value, opts.type_v, mistake);
+    }
+    if (name == "--cache-type-k-draft") {
+        return read_type(value, opts.type_k_draft, mistake);
+    }
+    if (name == "--cache-type-v-draft") {
+        return read_type(value, opts.type_v_draft, mistake);
+    }
+    if (name.rfind("--rope-", 0) == 0 || name.rfind("--yarn-", 0) == 0) {
+        return read_rope(name, value, opts.rope, mistake);
+    }
+    if (name == "--override-kv") {
+        for (const std::string & part : split(value, ',')) {
+            opts.kv_overrides.emplace_back();
+            if (!read_override(part, opts.kv_overrides.back(), mistake)) {
+                return false;
+            }
+        }
+        return true;
     }
     if (name == "--ftype") {
         return read_ftype(value, opts.ftype, mistake);
@@ -260,8 +371,8 @@ bool read_value(const std::string & name, const std::string & value, options & o
         return read_adapter(value, opts.adapters.back(), mistake);
     }
     if (name == "--spec-type") {
-        if (value != "draft-mtp" && value != "draft-eagle3") {
-            mistake = "expected draft-mtp or draft-eagle3, not '" + value + "'";
+        if (value != "draft-simple" && value != "draft-mtp" && value != "draft-eagle3") {
+            mistake = "expected draft-simple, draft-mtp or draft-eagle3, not '" + value + "'";
             return false;
         }
         opts.spec_type = value;
@@ -353,6 +464,11 @@ const char * usage() {
            "  --flash-attn WHAT     on, off, or on,off for the graphs of both (on)\n"
            "  --ftype NAME          types that llama-quantize would give the tensors (Q4_K_M); those of the file by "
            "default\n"
+           "  --rope-scaling TYPE, --rope-scale N, --rope-freq-base N, --rope-freq-scale N, --yarn-orig-ctx N,\n"
+           "  --yarn-ext-factor N, --yarn-attn-factor N, --yarn-beta-slow N, --yarn-beta-fast N  llama.cpp's options "
+           "of RoPE\n"
+           "  --override-kv KEY=TYPE:VALUE,...  other metadata than the file's, as in llama.cpp; may be given several "
+           "times\n"
            "  --kv-unified          sequences share one cache\n"
            "  --swa-full            sliding windows have a cache as long as the others\n"
            "  --split-mode MODE     tensor: the graphs of each of the devices over which llama.cpp splits tensors; "
@@ -368,9 +484,13 @@ const char * usage() {
            "by default\n"
            "  --embeddings          calls compute embeddings of all their tokens\n"
            "  --pooling TYPE        how these are pooled: none, mean, cls, last or rank; as the file says by default\n"
-           "  --spec-type TYPE      draft-mtp or draft-eagle3: the model's graphs give what such a draft reads\n"
+           "  --spec-type TYPE      draft-mtp or draft-eagle3: the model's graphs give what such a draft reads; "
+           "draft-simple: "
+           "only\n"
+           "                        the vocabularies are compared\n"
            "  --model-draft FILE    the file of that draft; only its header is read; for draft-mtp the model "
            "itself by default\n"
+           "  --cache-type-k-draft TYPE, --cache-type-v-draft TYPE  types of the cache of --draft (f16)\n"
            "  --spec-draft-n-max N  tokens that it proposes at most, on which a recurrent model's graphs depend (0)\n"
            "  --draft               in place of the model's graphs: those of the draft; with --encoder those of its "
            "encoder\n"
@@ -405,6 +525,18 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
                                         "--parallel",
                                         "--cache-type-k",
                                         "--cache-type-v",
+                                        "--cache-type-k-draft",
+                                        "--cache-type-v-draft",
+                                        "--rope-scaling",
+                                        "--rope-scale",
+                                        "--rope-freq-base",
+                                        "--rope-freq-scale",
+                                        "--yarn-orig-ctx",
+                                        "--yarn-ext-factor",
+                                        "--yarn-attn-factor",
+                                        "--yarn-beta-slow",
+                                        "--yarn-beta-fast",
+                                        "--override-kv",
                                         "--flash-attn",
                                         "--ftype",
                                         "--split-mode",
@@ -503,12 +635,19 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
                   " with --split-mode tensor, and not given without";
         return false;
     }
+    const bool is_simple = opts.spec_type == "draft-simple";
     if (opts.spec_type.empty() ? opts.draft || !opts.model_draft.empty()
-                               : opts.spec_type == "draft-eagle3" && opts.model_draft.empty()) {
-        mistake = "--draft and --model-draft belong to --spec-type, and draft-eagle3 has a --model-draft";
+                               : opts.spec_type != "draft-mtp" && opts.model_draft.empty()) {
+        mistake =
+            "--draft and --model-draft belong to --spec-type, and draft-simple and draft-eagle3 have a --model-draft";
         return false;
     }
-    if (opts.split_tensors && !opts.spec_type.empty()) {
+    if (is_simple && opts.draft) {
+        mistake = "--draft is given without --spec-type draft-simple: the graphs of such a draft are those of its "
+                  "model alone";
+        return false;
+    }
+    if (opts.split_tensors && !opts.spec_type.empty() && !is_simple) {
         mistake = "--spec-type is given without --split-mode tensor";
         return false;
     }

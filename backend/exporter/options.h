@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "llama.h"
 #include "projector.h"
 
 #include <cstdint>
@@ -36,6 +37,8 @@ struct options {
     uint32_t          n_seq_max      = 1;
     ggml_type         type_k         = GGML_TYPE_F16;
     ggml_type         type_v         = GGML_TYPE_F16;
+    ggml_type         type_k_draft   = GGML_TYPE_F16;
+    ggml_type         type_v_draft   = GGML_TYPE_F16;
     std::vector<bool> flash_attn     = { true };
     bool              kv_unified     = false;
     bool              swa_full       = false;
@@ -47,7 +50,7 @@ struct options {
     bool              embeddings     = false;  // calls return embeddings
     int               pooling        = -1;     // llama_pooling_type; -1: the file's
     uint32_t          n_encoded      = 0;  // tokens that a decoder's encoder has computed; 0: as many as in training
-    std::string       spec_type;           // kind of speculative decoding: draft-mtp, draft-eagle3; empty: none
+    std::string       spec_type;           // draft-simple, draft-mtp, draft-eagle3; empty: no speculative decoding
     std::string       model_draft;         // the file of the draft; empty: the model's own layers are the draft
     uint32_t          draft_n_max = 0;  // most tokens that a draft proposes; a recurrent model keeps this many states
     bool              draft       = false;  // the graphs of the draft in place of the model's graphs
@@ -55,6 +58,9 @@ struct options {
     bool              version     = false;
     std::vector<graph_size>     graphs;
     std::vector<scaled_adapter> adapters;
+
+    llama_context_params                 rope = llama_context_default_params();  // only its fields of RoPE are set
+    std::vector<llama_model_kv_override> kv_overrides;
 
     // The file of a projector, to export in place of a model, and the sizes of its inputs besides llama.cpp's warm-up.
     std::string             mmproj;

@@ -31,6 +31,11 @@ from kernelgen.emitters import emitter
 def refuse(x):
     raise ValueError("this kernel is broken")
 
+@emitter("too_short")
+def too_short(x, *, out):
+    from kernelgen.kernels.common import result
+    return result(x[..., :2], out)
+
 @emitter("die")
 def die(x):
     print("last words", file=sys.__stderr__, flush=True)
@@ -113,6 +118,20 @@ def test_what_is_up_to_date_is_not_compiled_again(kernelgen: Run, folder: Path) 
     assert "2 built (1 compiled, 1 up to date)" in build(kernelgen, folder, other).out
 
 
+def test_a_bundle_of_another_manifest_is_not_replaced(kernelgen: Run, folder: Path) -> None:
+    first = manifest(folder, "add")
+    (folder / "elsewhere").mkdir()
+    other = manifest(folder / "elsewhere", "relu")
+    assert build(kernelgen, folder, first).code == 0
+    pack = (folder / "out/small_trn1.kernels.gguf").read_bytes()
+    done = build(kernelgen, folder, other)
+    assert done.code == 2
+    assert f"{folder / 'out'} has a bundle small_trn1 of another manifest, {first}" in done.err
+    assert (folder / "out/small_trn1.kernels.gguf").read_bytes() == pack
+    first.rename(folder / "moved.yaml")
+    assert build(kernelgen, folder, folder / "moved.yaml").code == 0
+
+
 def test_an_emitter_is_compiled_again_only_when_its_meaning_changes(kernelgen: Run, folder: Path) -> None:
     path = manifest(folder, "twice")
     assert "(1 compiled" in build(kernelgen, folder, path).out
@@ -141,6 +160,10 @@ def test_a_damaged_neff_is_compiled_again(kernelgen: Run, folder: Path) -> None:
     ("op", "reason"),
     [
         ("refuse", "this kernel is broken"),
+        (
+            "too_short",
+            "the kernel returns [1, 1, 4, 2], and the manifest says (8,4,1,1)/f32, which is [1, 1, 4, 8]",
+        ),
         (
             "die",
             "its worker was killed by SIGKILL, and not because memory ran out: what it ran killed it, or another process",

@@ -46,7 +46,7 @@ def test_threads_and_processes_record_into_one_manifest(programs: Programs, tmp_
     assert [p.wait(timeout=120) for p in processes] == [0] * 4
     # Each of a process's 8 threads asks for the same 20 ops and for 20 ops of its own.
     assert sorted(entries(path).values()) == [4] * (8 * 20) + [4 * 8] * 20
-    assert "name: several_processes\n" in path.read_text()
+    assert 'name: "several_processes"\n' in path.read_text()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]  # neither locks nor temporary files
 
 

@@ -95,7 +95,7 @@ def test_what_a_node_s_emitter_refuses_names_the_node_s_kernel() -> None:
 
     with pytest.raises(KernelgenError, match=r"kernel my_scale-.*no such scale"):
         emit_graph(spec, {"relu": lambda x: x, "my_scale": my_scale})
-    with pytest.raises(KernelgenError, match="the emitter returned"):
+    with pytest.raises(KernelgenError, match="the kernel returns"):
         emit_graph(spec, {"relu": lambda x: x[0], "my_scale": my_scale})
 
 

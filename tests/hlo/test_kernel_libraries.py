@@ -89,6 +89,11 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
             "@emitter('a')\ndef f(x, **kw): ...\n",
             "m.py:3:12: error: emitter 'f' takes *kw: every input and parameter has a name",
         ),
+        (
+            "@emitter('a', types='float')\ndef f(x, y): ...\n",
+            'm.py:2:2: error: types has an entry for each of 2 inputs, separated by commas, such as types="float, same", not '
+            'types="float"',
+        ),
         ("@emitter('a')\ndef f(x, y=1): ...\n", "m.py:3:12: error: an optional input's default is None, not 1"),
         ("@emitter('a')\ndef f(x, *, n): ...\n", "m.py:3:13: error: parameter 'n' is annotated as int, float or bool"),
         (

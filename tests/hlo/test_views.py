@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -117,12 +118,17 @@ def test_a_dense_permutation_is_not_flattened() -> None:
         (
             spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"),
             lambda x: x[:, :, :, :3],
-            "float32[1, 1, 1, 3] where the result (4,1,1,1)/f32 is float32[1, 1, 1, 4]",
+            "the kernel returns float32[1, 1, 1, 3] as the result, and the manifest says (4,1,1,1)/f32, which is float32[1, 1, 1, 4]",
+        ),
+        (
+            spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"),
+            lambda x: jax.lax.reshape(x[:, :, :, :3], (1, 1, 1, 4)),
+            "ValueError: reshape: number of output elements (4) doesn't match expected number of elements (3)",
         ),
         (
             spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f16"),
             lambda x: x,
-            "returned float32[1, 1, 1, 4] where the result (4,1,1,1)/f16 is float16",
+            "the kernel returns float32[1, 1, 1, 4] as the result, and the manifest says (4,1,1,1)/f16, which is float16",
         ),
         (
             spec(["(4,1,1,1)/f32"], "(4,1,1,1)/f32"),

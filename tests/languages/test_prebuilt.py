@@ -236,7 +236,7 @@ def test_what_was_made_for_other_tensors_is_refused(make: Callable[..., Project]
         ),
         (
             lambda r: r["made"]["results"][0].__setitem__(0, [1]),
-            r"result 0 is float32\[1\], and float32\[128, 16\] is declared",
+            r"the kernel returns float32\[1\] as result 0, and the manifest says float32\[128, 16\]",
         ),
     ):
         changed(file, change)

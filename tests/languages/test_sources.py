@@ -192,7 +192,7 @@ def test_a_mistake_in_an_entry_is_reported_with_its_place(folder: Path, entry: s
     ("entry", "message"),
     [
         ("k/scan.py:scan, inputs: ['f32[2]'], outputs: ['f32[2]']", "returns 2 results, and 1 are declared"),
-        ("k/scan.py:put, inputs: ['f32[4,2]', 'f32[1,2]'], outputs: ['f32[2]']", "float32[2] is declared"),
+        ("k/scan.py:put, inputs: ['f32[4,2]', 'f32[1,2]'], outputs: ['f32[2]']", "and the manifest says float32[2]"),
         (
             "k/scan.py:put, inputs: ['f32[4,2]', 'f32[4,2]'], outputs: ['f32[1,2]'], params: {z: 1}",
             "unexpected keyword argument 'z'",

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import fuzz_headers
 import headers
 import pytest
 import random_llama
 
+from kernelgen.cli.model import command
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.op_kernel import KernelSpec
 
-from .conftest import Derive, run_model
+from .conftest import ROOT, Derive, run_model
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=192, n_layer=3)
 WINDOWED = replace(SIZE, n_layer=4, n_swa=64)
@@ -170,6 +174,8 @@ def test_pooled_graphs_have_as_many_sequences_as_there_can_be(derive: Derive, tm
         (("--encoder",), "the model has not both an encoder and a decoder"),
         (("--pooling", "rank"), "--pooling rank: embeddings are pooled; give --embeddings too"),
         (("--embeddings", "--n-outputs", 1), "a call has the embeddings of all its tokens"),
+        (("--rope-scale", 4, "--rope-freq-scale", 0.25), "--rope-scale is 1 / --rope-freq-scale: give one of them"),
+        (("--override-kv", "llama.block_count=3"), "--override-kv: expected KEY=int:N, "),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -193,18 +199,71 @@ def test_a_control_vector_is_added_by_all_layers_but_the_first(model: Path, deri
 def test_a_manifest_has_a_model_and_its_draft(
     model: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = headers.write(headers.qwen3(), tmp_path / "small.gguf", sparse=True)
+    small = headers.write(headers.qwen3(n_vocab=SIZE.n_vocab), tmp_path / "small.gguf", sparse=True)
     one, other = derive(model, *RUN, "--fuse", "layer"), derive(small, *RUN, "--fuse", "layer")
     capsys.readouterr()
     assert derive(model, *RUN, "--fuse", "layer", "--model-draft", small) == one | other
     said = capsys.readouterr().out
-    run = (*RUN, "--n-tokens", "1,16", "--type-k", "q8_0", "--type-v", "q8_0", "--model-draft", small)
+    types = ("--type-k", "q8_0", "--type-v", "q8_0", "--type-k-draft", "q8_0")
+    run = (*RUN, "--n-tokens", "1,16", *types, "--model-draft", small)
     shifts = derive(model, *run, "--context-shift") - derive(model, *run)
     assert {spec.op for spec in shifts} == {"cpy", "mul_mat", "rope"}
     assert [str(spec.output) for spec in named(shifts, "rope")] == ["(128,2,256,1)/f32", "(64,1,256,1)/f32"]
     assert said.startswith("llama: ")
     assert f"\n{small}: qwen3: " in said
-    assert "--model-draft small.gguf" in (tmp_path / "derived.yaml").read_text()
+    assert "--model-draft" in (text := (tmp_path / "derived.yaml").read_text()) and "small.gguf" in text
+
+
+def test_a_draft_s_cache_has_its_own_types(model: Path, derive: Derive) -> None:
+    """llama.cpp gives a draft's cache its -ctkd and -ctvd, not the model's -ctk and -ctv."""
+    without_draft = derive(model, *RUN, "--type-k", "q8_0")
+    with_draft = derive(model, *RUN, "--type-k", "q8_0", "--model-draft", model, "--type-k-draft", "q4_0")
+    types = {
+        (spec.inputs[1].dtype, spec.inputs[2].dtype) for spec in named(with_draft - without_draft, "flash_attn_ext")
+    }
+    assert types == {("q4_0", "f16")}
+
+
+def test_options_of_rope_are_in_its_parameters(model: Path, derive: Derive, tmp_path: Path) -> None:
+    options = ("--rope-scaling", "yarn", "--rope-scale", 4, "--rope-freq-base", 5e5, "--yarn-orig-ctx", 128)
+    ropes = named(derive(model, *RUN, *options, "--yarn-beta-fast", 16), "rope")
+    rope_params = {"ext_factor": 1.0, "freq_scale": 0.25, "freq_base": 5e5, "n_ctx_orig": 128, "beta_fast": 16.0}
+    assert ropes and all(rope_params.items() <= dict(spec.params).items() for spec in ropes)
+    assert "--rope-scaling yarn --rope-scale 4.0" in (tmp_path / "derived.yaml").read_text()
+
+
+def test_overridden_metadata_changes_the_graph(model: Path, derive: Derive) -> None:
+    norms = named(derive(model, *RUN, "--override-kv", "llama.attention.layer_norm_rms_epsilon=float:0.5"), "rms_norm")
+    assert norms and all(dict(spec.params)["eps"] == 0.5 for spec in norms)
+
+
+@pytest.mark.parametrize("options", [(), ("--embeddings",)])
+def test_recurrent_models_have_calls_of_several_sequences(
+    options: tuple[str, ...], exporter: Exporter, derive: Derive, tmp_path: Path
+) -> None:
+    """llama.cpp computes embeddings of a recurrent model one sequence after the other."""
+    assert exporter.libraries is not None
+    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
+    fuzz_headers.save_models(exporter.libraries, load_backends, "^lfm2$", tmp_path)
+    kernels = derive(tmp_path / "lfm2-dense.gguf", *RUN, "--n-seq-max", 2, *options)
+    assert {spec.output.ne[2] for spec in named(kernels, "ssm_conv")} == ({1} if options else {1, 2})
+
+
+def test_each_option_of_llama_cpp_that_changes_graphs_is_known(llama_cpp_sources: Path) -> None:
+    source = (llama_cpp_sources / "common" / "arg.cpp").read_text()
+    options = {re.findall('"([^"]+)"', names)[-1] for names in re.findall(r"common_arg\(\s*\{([^}]*)\}", source)}
+    derived, missing, others = (
+        part.splitlines()[1:] for part in (ROOT / "tests/data/llama-options.txt").read_text().split("\n\n")[1:]
+    )
+    pairs = [
+        (option, name) for option, _, names in (line.partition(": ") for line in derived) for name in names.split()
+    ]
+    entries = [name for _, name in pairs] + " ".join([*missing, *others]).split()
+    assert len(options) > 300
+    assert sorted(entries) == sorted(options), "say in tests/data/llama-options.txt what the option does"
+    assert {option for option, _ in pairs} <= {option for parameter in command.params for option in parameter.opts}
+    page = (ROOT / "docs/reference/features.md").read_text().partition("\n## What is not derived\n")[2]
+    assert [name for name in " ".join(missing).split() if f"`{name}`" not in page] == []
 
 
 @pytest.fixture
@@ -315,6 +374,14 @@ def test_a_head_of_a_gemma_4_of_another_width_is_refused(
         ),
         ("--spec-type draft-eagle3", "--spec-type draft-eagle3: give the draft's file, --model-draft"),
         ("--spec-type draft-simple", "--spec-type draft-simple: give the draft's file, --model-draft"),
+        (
+            "--model-draft words.gguf",
+            "llama.cpp does not use the draft words.gguf: its vocabulary has 1000 tokens, not 260",
+        ),
+        (
+            "--model-draft other.gguf",
+            "llama.cpp does not use the draft other.gguf: its vocabulary has another token 259",
+        ),
         ("--spec-type draft-eagle3 --model-draft model.gguf", "the draft's architecture is not eagle3"),
         ("--spec-type draft-eagle3 --model-draft far.gguf", "the draft reads layer 7 of a model of 3"),
         (
@@ -325,6 +392,8 @@ def test_a_head_of_a_gemma_4_of_another_width_is_refused(
     ],
 )
 def test_files_that_are_not_drafts_of_the_model(arguments: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
+    random_llama.write(tmp_path / "words.gguf", size=replace(SIZE, n_vocab=1000), sparse=True)
+    (tmp_path / "other.gguf").write_bytes((tmp_path / "model.gguf").read_bytes().replace("▁".encode(), "▂".encode()))
     random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
     random_llama.write_gemma4(tmp_path / "gemma4.gguf", WINDOWED)
     random_llama.write_gemma4_head(tmp_path / "gemma4-head.gguf", tmp_path / "gemma4.gguf", WINDOWED)

@@ -210,10 +210,14 @@ def nc_matmul_beside_another_dtype(x, y):
     return out(r)
 
 
-@case(lambda b: b[:, 0, :].T @ b[:, 0, :] + b[:, 1, :].T @ b[:, 1, :], B)
+@case(
+    lambda b: b[:, 0, :].T @ b[:, 0, :] + b[:, 1, :].T @ b[:, 1, :],
+    np.random.default_rng(5).integers(-4, 5, (32, 6, 4)).astype(np.float32),
+)
 def nc_matmul_double_row(b):
     r = like(b, (4, 4), nl.float32, nl.psum)
-    t = tile(b)
+    t = like(b, dtype=nl.float8_e4m3)
+    nisa.tensor_copy(dst=t, src=tile(b))
     nisa.nc_matmul(dst=r, stationary=t[:, 0:2, :], moving=t[:, 0:2, :], perf_mode=nisa.matmul_perf_mode.double_row)
     return out(r)
 

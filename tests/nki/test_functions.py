@@ -14,6 +14,7 @@ from nki_interpreter import kernel, loading
 from nki_interpreter.errors import NkiError
 
 HERE = Path(__file__).parent
+SINCE_TRN3 = ("activate2", "exponential")
 
 
 @cache
@@ -26,10 +27,14 @@ def computed(generation: str):
     recorded = {}
     for name, (made, inputs, _) in cases(generation).items():
         with contextlib.suppress(NkiError):  # its own test reports this
-            recorded[name] = kernel.record_kernel(made, inputs, {})
+            recorded[name] = kernel.record_kernel(made, inputs, {}, **targets(name))
     inputs = {n: list(cases(generation)[n][1]) for n in recorded}
     run = jax.jit(lambda given: {n: recorded[n](*given[n]) for n in recorded})
     return run(inputs)
+
+
+def targets(name: str) -> dict[str, tuple[str, ...]]:
+    return {"targets": ("trn3",)} if name in SINCE_TRN3 else {}
 
 
 def names(generation: str) -> list[str]:
@@ -48,7 +53,7 @@ def test_older(name):
 
 def check(generation: str, name: str) -> None:
     made, inputs, reference = cases(generation)[name]
-    kernel.record_kernel(made, inputs, {})
+    kernel.record_kernel(made, inputs, {}, **targets(name))
     expected = (
         reference(*(a.astype(np.float64) if a.dtype == np.float32 else a for a in inputs))
         if ("view" not in name)

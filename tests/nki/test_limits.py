@@ -29,6 +29,18 @@ def matmul(k=128, m=128, n=512, a=np.float32, b=np.float32, **options):
     nisa.nc_matmul(dst=psum(m, n), stationary=sbuf(k, m, dtype=a), moving=sbuf(k, n, dtype=b), **options)
 
 
+def into(dtype, n=8):
+    """Puts a product of bfloat16 into a tile of PSUM."""
+    nisa.nc_matmul(
+        dst=psum(8, n, dtype=dtype), stationary=sbuf(8, 8, dtype=nl.bfloat16), moving=sbuf(8, n, dtype=nl.bfloat16)
+    )
+
+
+def double_row(dtype, **options):
+    a = sbuf(8, 2, 8, dtype=dtype)
+    nisa.nc_matmul(psum(8, 8), a, a, perf_mode=nisa.matmul_perf_mode.double_row, **options)
+
+
 REFUSED = {
     "partitions": (lambda x: sbuf(129, 4), "err_num_partition_exceed_arch_limit"),
     "sbuf bytes": (lambda x: sbuf(128, 50_000), "err_sbuf_exceed_arch_limit"),
@@ -246,6 +258,98 @@ REFUSED = {
     "index": (lambda x: x[128, 0], "err_index_out_of_bounds"),
     "slice": (lambda x: nisa.dma_copy(dst=sbuf(128, 8), src=x[:, 508:516]), "err_access_out_of_bounds"),
     "pattern": (lambda x: x.ap([[512, 128], [1, 513]]), "err_access_out_of_bounds"),
+    "product into float16": (lambda x: into(np.float16), "err_matmul_dtype"),
+    "product of float8 of both kinds": (
+        lambda x: matmul(a=nl.float8_e4m3, b=nl.float8_e4m3fn),
+        "err_matmul_dtype",
+    ),
+    "double_row of bfloat16": (lambda x: double_row(nl.bfloat16), "err_matmul_dtype"),
+    "double_row on some columns": (
+        lambda x: double_row(nl.float8_e4m3, tile_position=(0, 0), tile_size=(128, 64)),
+        "err_double_row",
+    ),
+    "tensor_copy_predicated predicate": (
+        lambda x: nisa.tensor_copy_predicated(sbuf(8, 8), sbuf(8, 8), integers(8, 8)),
+        "err_unsupported_dtype",
+    ),
+    "tensor_copy_predicated dtypes": (
+        lambda x: nisa.tensor_copy_predicated(half(8, 8), sbuf(8, 8), sbuf(8, 8, dtype=np.uint8)),
+        "err_unsupported_dtype",
+    ),
+    "nc_transpose dtypes": (
+        lambda x: nisa.nc_transpose(half(8, 8), sbuf(8, 8), engine=nisa.engine.vector),
+        "err_unsupported_dtype",
+    ),
+    "dma_transpose dtypes": (lambda x: nisa.dma_transpose(half(8, 128), x[:, 0:8]), "err_unsupported_dtype"),
+    "activation reduce_res": (
+        lambda x: nisa.activation(sbuf(8, 8), nl.exp, sbuf(8, 8), reduce_op=nl.add, reduce_res=sbuf(8, 2)),
+        "err_shape_mismatch",
+    ),
+    "local_gather index": (
+        lambda x: nisa.local_gather(sbuf(16, 16), sbuf(16, 8), integers(16, 1)),
+        "err_unsupported_dtype",
+    ),
+    "local_gather dtypes": (
+        lambda x: nisa.local_gather(half(16, 16), sbuf(16, 8), sbuf(16, 1, dtype=np.uint16)),
+        "err_unsupported_dtype",
+    ),
+    "nc_n_gather indices": (
+        lambda x: nisa.nc_n_gather(sbuf(8, 8), sbuf(8, 8), integers(8, 8)),
+        "err_unsupported_dtype",
+    ),
+    "nc_n_gather dtypes": (
+        lambda x: nisa.nc_n_gather(half(8, 8), sbuf(8, 8), sbuf(8, 8, dtype=np.uint32)),
+        "err_unsupported_dtype",
+    ),
+    "nc_n_gather from PSUM": (
+        lambda x: nisa.nc_n_gather(sbuf(8, 8), psum(8, 8), sbuf(8, 8, dtype=np.uint32)),
+        "err_unsupported_memory",
+    ),
+    "nc_stream_shuffle dtypes": (
+        lambda x: nisa.nc_stream_shuffle(half(32, 8), sbuf(32, 8), [0] * 32),
+        "err_unsupported_dtype",
+    ),
+    "rng of floats": (lambda x: nisa.rng(sbuf(8, 8)), "err_unsupported_dtype"),
+    "set_rng_seed shape": (lambda x: nisa.set_rng_seed(integers(2, 1)), "err_shape_mismatch"),
+    "set_rng_seed bits": (lambda x: nisa.set_rng_seed(half(1, 1)), "err_unsupported_dtype"),
+    "dropout dtypes": (lambda x: nisa.dropout(half(8, 8), sbuf(8, 8), 0.5), "err_unsupported_dtype"),
+    "sequence_bounds dtypes": (lambda x: nisa.sequence_bounds(half(1, 2, 8), half(1, 8)), "err_unsupported_dtype"),
+    "range_select of integers": (
+        lambda x: nisa.range_select(integers(8, 8), integers(8, 8), nl.greater, nl.less, sbuf(8, 1), sbuf(8, 1)),
+        "err_unsupported_dtype",
+    ),
+    "range_select reduce_op": (
+        lambda x: nisa.range_select(
+            sbuf(8, 8), sbuf(8, 8), nl.greater, nl.less, sbuf(8, 1), sbuf(8, 1), reduce_res=sbuf(8, 1), reduce_op=nl.add
+        ),
+        "err_unsupported_op",
+    ),
+    "range_select comparison": (
+        lambda x: nisa.range_select(sbuf(8, 8), sbuf(8, 8), nl.add, nl.less, sbuf(8, 1), sbuf(8, 1)),
+        "err_unsupported_op",
+    ),
+    "select_reduce of integers": (
+        lambda x: nisa.select_reduce(integers(8, 8), sbuf(8, 8, dtype=np.uint8), integers(8, 8), 0.0),
+        "err_unsupported_dtype",
+    ),
+    "select_reduce predicate": (
+        lambda x: nisa.select_reduce(sbuf(8, 8), sbuf(8, 8), sbuf(8, 8), 0.0),
+        "err_unsupported_dtype",
+    ),
+    "tensor_scalar_cumulative of bits": (
+        lambda x: nisa.tensor_scalar_cumulative(integers(8, 8), integers(8, 8), nl.bitwise_and, nl.add, 1),
+        "err_unsupported_op",
+    ),
+    "nonzero_with_count dtypes": (
+        lambda x: nisa.nonzero_with_count(integers(16, 9), half(16, 8)),
+        "err_unsupported_dtype",
+    ),
+    "nonzero_with_count from PSUM": (
+        lambda x: nisa.nonzero_with_count(integers(16, 9), psum(16, 8)),
+        "err_unsupported_memory",
+    ),
+    "sendrecv to PSUM": (lambda x: nisa.sendrecv(sbuf(8, 8), psum(8, 8), 1, 1), "err_unsupported_memory"),
+    "sendrecv dtypes": (lambda x: nisa.sendrecv(sbuf(8, 8), half(8, 8), 1, 1), "err_unsupported_dtype"),
     "indirect dimension": (
         lambda x: x.ap([[512, 8], [1, 8]], vector_offset=sbuf(8, 1, dtype=np.int32), indirect_dim=1),
         "err_indirect_dim",
@@ -579,6 +683,11 @@ NEEDS = [
         "affine_select, on GpSimd, of a tile in PSUM",
         "",
     ),
+    (
+        lambda x: nisa.activation(sbuf(8, 8), nl.exp, sbuf(8, 8), bias=1.0),
+        "a number as bias of activation",
+        "",
+    ),
     (lambda x: nisa.iota(psum(8, 8), [[1, 8]]), "iota, on GpSimd, of a tile in PSUM", ""),
     (
         lambda x: nisa.local_gather(sbuf(16, 16), psum(16, 8), sbuf(16, 1, dtype=np.uint16)),
@@ -588,14 +697,42 @@ NEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("act", "what", "code"), NEEDS, ids=[what for _, what, _ in NEEDS])
-def test_what_a_target_does_not_have(act, what, code):
+SINCE_V4 = [
+    (lambda x: into(nl.bfloat16), "a product into bfloat16 in PSUM"),
+    (lambda x: matmul(a=nl.float8_e4m3fn, b=nl.float8_e4m3fn), "float8_e4m3fn in a product"),
+    (lambda x: nisa.activate2(sbuf(8, 8), nl.exp, sbuf(8, 8), 1.0, 0.0, nl.multiply, nl.add), "activate2"),
+    (lambda x: nisa.exponential(sbuf(8, 8), sbuf(8, 8)), "exponential"),
+    (lambda x: nisa.rand2(sbuf(8, 8), 0.0, 1.0), "rand2"),
+    (lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, priority=1), "priority of a DMA"),
+]
+
+
+def beside_a_copy(act):
+    """Returns a kernel that does something and copies its argument."""
+
     def function(x):
         act(x)
         result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=result, src=x)
         return result
 
+    return function
+
+
+@pytest.mark.parametrize(("act", "what"), SINCE_V4, ids=[what for _, what in SINCE_V4])
+def test_what_only_trn3_has(act, what):
+    kernel.record(beside_a_copy(act), [X], {}, older=False, targets=("trn3",))
+    with pytest.raises(NkiError, match=f"err_unsupported_on_target: {what}.* needs NeuronCore-v4 .* trn2 has v3"):
+        kernel.record(beside_a_copy(act), [X], {}, older=False, targets=("trn2", "trn3"))
+
+
+def test_trn3_has_products_of_8192_columns_of_bfloat16():
+    kernel.record(beside_a_copy(lambda x: into(nl.bfloat16, 8192)), [X], {}, older=False, targets=("trn3",))
+
+
+@pytest.mark.parametrize(("act", "what", "code"), NEEDS, ids=[what for _, what, _ in NEEDS])
+def test_what_a_target_does_not_have(act, what, code):
+    function = beside_a_copy(act)
     kernel.record(function, [X], {}, older=False, targets=("trn2", "trn3"))
     with pytest.raises(NkiError, match=f"err_unsupported_on_target: {what} needs NeuronCore-v3 .* trn1 has v2.*{code}"):
         kernel.record(function, [X], {}, older=False, targets=("trn2", "trn1"))

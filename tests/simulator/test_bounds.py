@@ -12,6 +12,7 @@ import pytest
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
+from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.lowering.op import traced_hlo
 from kernelgen.simulator import bounds
 from kernelgen.spec.op_kernel import KernelSpec
@@ -70,6 +71,79 @@ def test_says_which_instruction_has_an_index_out_of_bounds(name: str) -> None:
         assert len(checked.names) == max(1, max(expected))
         for result, plain in zip(results, execute.run(hlo, [TABLE, array]), strict=True):
             assert np.array_equal(result, plain)
+
+
+ROWS = np.array([3, -20, 4, 5, 100, 0], np.int32)
+INSIDE = (ROWS >= -5) & (ROWS < 5)
+NEW = np.arange(6 * 12, dtype=np.float32).reshape(6, 4, 3)
+
+
+def written(*, add: bool = False) -> Array:
+    """Returns the table with new rows at the indices that are inside."""
+    result = TABLE.copy()
+    for row, new in zip(ROWS[INSIDE], NEW[INSIDE], strict=True):
+        result[row] = new + add * result[row]
+    return result
+
+
+def take(table: Array, index: Array) -> Array:
+    import jax.numpy as jnp
+
+    return jnp.take(table, index, axis=0)
+
+
+MODES: dict[str, tuple[Callable[[Array], Array], Array]] = {
+    "take": (lambda x, i: take(x, i), np.where(INSIDE[:, None, None], TABLE[np.where(INSIDE, ROWS, 0)], np.nan)),
+    "clip": (lambda x, i: x.at[i].get(mode="clip"), TABLE[np.clip(np.where(ROWS == -20, 0, ROWS), 0, 4)]),
+    "fill": (
+        lambda x, i: x.at[i].get(mode="fill", fill_value=7),
+        np.where(INSIDE[:, None, None], TABLE[np.where(INSIDE, ROWS, 0)], 7),
+    ),
+    "set": (lambda x, i: x.at[i].set(NEW), written()),
+    "drop": (lambda x, i: x.at[i].set(NEW, mode="drop"), written()),
+    "add": (lambda x, i: x.at[i].add(NEW), written(add=True)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_of_jax_for_indices_out_of_bounds_stay_in_bounds(mode: str) -> None:
+    function, expected = MODES[mode]
+    hlo, _ = traced_hlo(function, [(x.shape, x.dtype.name) for x in (TABLE, ROWS)])
+    result, flag = execute.run(bounds.check(canonicalize(hlo, ["x", "i"], ["y"])).hlo, [TABLE, ROWS])
+    assert flag == 0
+    assert np.array_equal(result, expected, equal_nan=True)
+
+
+def test_constant_indices_that_are_inside_need_no_check() -> None:
+    _, traced = traced_hlo(lambda x: x.at[np.array([1, 3])].set(2.0).at[-1].add(1.0), [((5, 4), "float32")])
+    assert not {"pad", "clamp"} & {str(equation.primitive) for equation in traced.eqns}
+
+
+@pytest.mark.parametrize("shown", [5, 8, 0])
+def test_masked_stores_of_nki_stay_in_bounds(shown: int) -> None:
+    """Rows 5 to 7 have no place."""
+    from nki_interpreter import kernel, loading
+
+    with loading.interpreter():
+        import neuronxcc.nki.language as nl
+
+    rows, where = np.arange(32, dtype=np.float32).reshape(8, 4), np.array([[2, 0, 9, 1, 5, 16, 16, 16]], np.int32).T
+
+    def put_rows(rows: Array, where: Array) -> Array:
+        out = nl.ndarray((16, 4), dtype=rows.dtype, buffer=nl.shared_hbm)
+        i_p, i_f = nl.arange(16)[:, None], nl.arange(4)[None, :]
+        nl.store(out[i_p, i_f], value=nl.zeros((16, 4), dtype=rows.dtype, buffer=nl.sbuf))
+        value, place = nl.load(rows), nl.load(where)
+        nl.store(out[place[nl.arange(8)[:, None], 0], i_f], value=value, mask=nl.arange(8)[:, None] < shown)
+        return out
+
+    recorded = kernel.record(put_rows, [rows, where], {}, older=True)
+    hlo, _ = traced_hlo(lambda *x: recorded(*x)[0], [(x.shape, x.dtype.name) for x in (rows, where)])
+    result, flag = execute.run(bounds.check(hlo).hlo, [rows, where])
+    expected = np.zeros((16, 4), np.float32)
+    expected[where[: min(shown, 5), 0]] = rows[: min(shown, 5)]
+    assert flag == 0
+    assert np.array_equal(result, expected)
 
 
 def test_other_programs_stay_as_they_are() -> None:

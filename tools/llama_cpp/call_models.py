@@ -105,6 +105,7 @@ def derive(
     written = output / "derived.yaml"
     arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx)) if n_ctx else "any"]
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
+    arguments += ["--type-k-draft", model.cache, "--type-v-draft", model.cache]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.target()]
     arguments += ["--fuse", fuse, "--weights", weights]
     arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", programs.llama_cpp, *more]

@@ -193,6 +193,14 @@ CASES = (
         derived=("--control-vector",),
     ),
     WholeProgram(
+        "yarn",
+        "llama-completion",
+        (("--rope-scaling", "yarn", "--rope-scale", 4, *_SHORT),),
+        texts(_TEXT),
+        "a text with scaled positions",
+        derived=("--rope-scaling", "yarn", "--rope-scale", "4"),
+    ),
+    WholeProgram(
         "draft",
         "llama-speculative-simple",
         (("--spec-type", "draft-simple", "--model-draft", DRAFT, "--spec-draft-n-max", 8, *_SPECULATIVE),),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import devices
-from nki_interpreter.dtypes import float32, is_float
+from nki_interpreter.dtypes import bfloat16, float8_e4m3, float8_e5m2, float32, is_float
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
 from nki_interpreter.tensors import NkiTensor
@@ -208,6 +208,53 @@ def dma_source(source: NkiTensor) -> None:
         )
 
 
+def dtype(tensor: Any, what: str, *allowed: Any) -> None:
+    """Requires one of the dtypes that AWS documents for an operand."""
+    if isinstance(tensor, NkiTensor) and current().check and tensor.dtype not in [np.dtype(one) for one in allowed]:
+        names = " or ".join(np.dtype(one).name for one in allowed)
+        raise NkiTypeError("err_unsupported_dtype", f"{what} is {names}, not {tensor.dtype}; copy it with tensor_copy")
+
+
+def equal_dtypes(a: Any, b: Any, what: str) -> None:
+    """Requires that an instruction that moves data without a cast has one dtype."""
+    if isinstance(a, NkiTensor) and isinstance(b, NkiTensor):
+        dtype(a, what, b.dtype)
+
+
+def in_sbuf(what: str, *tiles: NkiTensor) -> None:
+    """Requires tiles in SBUF."""
+    if current().check and any(tile.buffer.kind != "sbuf" for tile in tiles):
+        raise NkiTypeError("err_unsupported_memory", f"the tiles of {what} are in SBUF; copy others with tensor_copy")
+
+
+def one_per_partition(tensor: Any, what: str) -> None:
+    if isinstance(tensor, NkiTensor) and current().check and math.prod(tensor.shape[1:]) != 1:
+        raise NkiValueError("err_shape_mismatch", f"{what} has one element per partition, not {tensor.shape}")
+
+
+def _product_dtypes(stationary: NkiTensor, moving: NkiTensor, *, double: bool) -> None:
+    """Requires dtypes of operands that the targets multiply, by AWS's documentation of nc_matmul."""
+    operands = (stationary.dtype, moving.dtype)
+    if "float8_e4m3fn" in (names := [one.name for one in operands]):
+        needs(devices.nc_version.gen4, "float8_e4m3fn in a product")
+        if float8_e4m3.name in names:
+            raise NkiTypeError("err_matmul_dtype", "float8_e4m3 and float8_e4m3fn can't be in one product")
+    if double and any(one not in (float8_e4m3, float8_e5m2) and one.name != "float8_e4m3fn" for one in operands):
+        raise NkiTypeError("err_matmul_dtype", f"double_row multiplies float8, not {' and '.join(names)}")
+
+
+def product_result(target: NkiTensor) -> None:
+    """Requires the dtypes in which the tensor engine passes products to PSUM: float32, and bfloat16 since NeuronCore-v4.
+
+    Source: AWS's documentation of nc_matmul, and its guide to the architecture of Trainium3, "BF16 Matmul Results in PSUM".
+    """
+    if not current().check or current().older or target.dtype == float32:
+        return
+    if target.dtype != bfloat16:
+        raise NkiTypeError("err_matmul_dtype", f"a product in PSUM is float32, or bfloat16 on trn3, not {target.dtype}")
+    needs(devices.nc_version.gen4, "a product into bfloat16 in PSUM (before, it has to be float32)")
+
+
 def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *, double: bool = False) -> None:
     """Requires sizes and dtypes that the tensor engine accepts."""
     recorder = current()
@@ -235,6 +282,8 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
             f"the free size {m} of the stationary tile exceeds the hardware limit {STATIONARY_FREE}",
         )
     limit = min(device.moving_free for device in _devices())
+    if target is not None and target.dtype == bfloat16 and limit > MOVING_FREE:
+        limit *= 2  # all banks of PSUM
     if n > limit:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit",
@@ -251,6 +300,8 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
             "err_matmul_dtype",
             f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}",
         )
+    if not recorder.older:
+        _product_dtypes(stationary, moving, double=double)
     for operand in (stationary, moving):
         # The older generation's compiler copies a transpose out of PSUM itself: published kernels multiply it there.
         if operand.buffer.kind == "psum" and not recorder.older:
@@ -333,7 +384,9 @@ def name(given: Any) -> None:
 
 
 def priority(given: Any) -> None:
-    """Requires a valid priority for a DMA; the priority has no effect on values."""
+    """Requires a valid priority for a DMA, on NeuronCore-v4; the priority has no effect on values."""
+    if given is not None:
+        needs(devices.nc_version.gen4, "priority of a DMA")
     if given not in (None, 0, 1, 2, 3):
         raise NkiValueError("err_dma_priority", f"the priority of a DMA is 0, 1, 2 or 3, not {given!r}")
 

@@ -172,14 +172,14 @@ class Context:
         if tensor.gather is not None:
             size = values.size
             flat = np.clip(tensor.gather, 0, size - 1).astype(np.int32)
-            return jnp.take(values.reshape(-1), flat, axis=0, mode="clip"), None
+            return _taken(values, flat), None
         if tensor.valid is not None:
             shown = np.broadcast_to(tensor.valid, tensor.shape)
             found = indices.box(shown)
             if found is None:
                 offset, _ = self.offset(tensor)
                 flat = jnp.clip(memory.flat_indices(tensor.dims, offset), 0, values.size - 1)
-                return jnp.take(values.reshape(-1), flat, axis=0, mode="clip"), None
+                return _taken(values, flat), None
             inner = _boxed(tensor, found)
             if 0 in inner.shape:
                 return jnp.zeros(tensor.shape, values.dtype), None
@@ -190,7 +190,7 @@ class Context:
         starts = self._starts(tensor, values)
         if tensor.varying and starts is None:
             offset, _ = self.offset(tensor)
-            return jnp.take(values.reshape(-1), memory.flat_indices(tensor.dims, offset), axis=0, mode="clip"), None
+            return _taken(values, memory.flat_indices(tensor.dims, offset)), None
         return memory.read(values, tensor.dims, tensor.offset, starts), None
 
     def write(self, tensor: NkiTensor, value: Any, ok: Any = None, exact: bool = False) -> None:
@@ -215,15 +215,14 @@ class Context:
                 inside = inside & shown
             if ok is not None:
                 inside = inside & ok
-            flat = jnp.where(inside, flat, values.size)
-            return values.reshape(-1).at[flat.reshape(-1)].set(value.reshape(-1), mode="drop").reshape(values.shape)
+            return _put(values, *_kept_in(values, flat.reshape(-1), value.reshape(-1), inside.reshape(-1)))
         if tensor.gather is not None:
             taken = np.ones(tensor.shape, np.bool_) if shown is None else np.broadcast_to(shown, tensor.shape)
             if ok is not None:
                 value = jnp.where(ok, value, self.read(tensor))
             flat = tensor.gather[taken].astype(np.int32)
             places = np.flatnonzero(taken)
-            return values.reshape(-1).at[flat].set(value.reshape(-1)[places]).reshape(values.shape)
+            return _put(values, flat, value.reshape(-1)[places])
         if shown is not None:
             full = np.broadcast_to(shown, tensor.shape)
             found = indices.box(full)
@@ -243,7 +242,7 @@ class Context:
         if tensor.varying and starts is None:
             offset, _ = self.offset(tensor)
             flat = memory.flat_indices(tensor.dims, offset).reshape(-1)
-            return values.reshape(-1).at[flat].set(value.reshape(-1)).reshape(values.shape)
+            return _put(values, flat, value.reshape(-1))
         return memory.write(values, tensor.dims, tensor.offset, value, starts)
 
     def _flat(self, tensor: NkiTensor) -> tuple[Any, Any]:
@@ -263,7 +262,7 @@ class Context:
         flat, inside = self._flat(tensor)
         if tensor.valid is not None:
             inside = inside & tensor.valid
-        return jnp.take(values.reshape(-1), jnp.clip(flat, 0, values.size - 1), axis=0, mode="clip"), inside
+        return _taken(values, jnp.clip(flat, 0, values.size - 1)), inside
 
     def _read_named(self, tensor: NkiTensor, values: Any) -> tuple[Any, Any] | None:
         """Does `_read_dynamic` with one slice, for a view that lies inside one step of the axis that the only index selects."""
@@ -355,6 +354,31 @@ def _first_outside(checks: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], 
         outside = before != INSIDE
         worst, place = jnp.where(outside, before, worst), jnp.where(outside, its_place, place)
     return ((worst, place),)
+
+
+def _taken(values: Any, flat: Any) -> Any:
+    """Returns the elements at these places of the flattened values, all of them inside."""
+    return values.reshape(-1).at[flat].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _put(values: Any, flat: Any, new: Any) -> Any:
+    """Returns values with new ones at these places of the flattened values, all of them inside."""
+    at = values.reshape(-1).at[flat]
+    return at.set(new, mode="promise_in_bounds", wrap_negative_indices=False).reshape(values.shape)
+
+
+def _kept_in(values: Any, flat: Any, new: Any, inside: Any) -> tuple[Any, Any]:
+    """Returns places and new values of which none is outside: those not `inside` repeat the first one that is.
+
+    A device has no place for what it should leave out: it ends with NRT_EXEC_OOB. If none is inside, all write the first
+    element's own value.
+    """
+    first = jnp.min(jnp.where(inside, lax.iota(np.int32, flat.size), np.int32(flat.size)))
+    none, first = first == flat.size, jnp.minimum(first, np.int32(flat.size - 1))
+    place, same = (lax.dynamic_index_in_dim(x, first, keepdims=False) for x in (flat, new))
+    place = jnp.where(none, np.int32(0), place)
+    same = jnp.where(none, values.reshape(-1)[0], same)
+    return jnp.where(inside, flat, place), jnp.where(inside, new, same)
 
 
 def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:

@@ -45,7 +45,8 @@ def write(memory: Any, dims: Dims, offset: int, values: Any, starts: Starts | No
     found = plan(memory.shape, offset, dims)
     if found is None or any(stride == 0 and size > 1 for stride, size in dims):
         flat = _indices(dims, offset)
-        return _reshape(memory, (-1,)).at[flat.reshape(-1)].set(values.reshape(-1)).reshape(memory.shape)
+        at = _reshape(memory, (-1,)).at[flat.reshape(-1)]
+        return at.set(values.reshape(-1), mode="promise_in_bounds", wrap_negative_indices=False).reshape(memory.shape)
     taken = _from_view(values, found)
     if taken.size == memory.size:
         return _reshape(taken, memory.shape)
@@ -148,7 +149,8 @@ def _gathered(memory: Any, dims: Dims, offset: int) -> Any:
         rest = (*dims[:number], (0, 1), *dims[number + 1 :])
         if all(plan(memory.shape, offset + i * stride, rest) is not None for i in range(size)):
             return lax.concatenate([read(memory, rest, offset + i * stride) for i in range(size)], number)
-    return jnp.take(memory.reshape(-1), _indices(dims, offset), axis=0, mode="clip")
+    at = memory.reshape(-1).at[_indices(dims, offset)]
+    return at.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _indices(dims: Dims, offset: Any) -> Any:

@@ -126,7 +126,7 @@ bool is_letter(char c) {
 
 // Returns a manifest's name: its file's name, changed to allowed characters.
 std::string manifest_name(const std::string & path) {
-    std::string name = nk::lower(std::filesystem::path(path).stem().string().substr(0, 40));
+    std::string name = nk::lower(std::filesystem::path(path).stem().string().substr(0, 100));
     for (char & c : name) {
         c = is_letter(c) || (c >= '0' && c <= '9') ? c : '_';
     }
@@ -149,7 +149,7 @@ std::vector<line> first_lines(const std::string & path, const std::string & targ
         { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no" },
         { "# bundle had a kernel for. Entries that begin with '#' can't be built." },
         { "format: 1" },
-        { "name: " + manifest_name(path) },
+        { "name: \"" + manifest_name(path) + "\"" },  // quoted: YAML reads null and true as other values
         { "targets: [" + target + "]" },
     };
     if (neuron_lnc(target) == 1 && neuron_default_lnc(target) != 1) {

@@ -6,6 +6,7 @@ All intermediate files between the manifests and the bundles are in one folder, 
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else;
                             <key>.origin beside it has the digest of the NEFF (`kernelgen.neff.provenance`), <key>.log
                             what the compiler printed
+    manifests/<bundle>      the path of the manifest that the bundle was built from
     logs/  tmp/             files of the workers
 
 So a NEFF with a matching digest is up to date, independent of the kernel, manifest or build that made it. A compile step first
@@ -25,10 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kernelgen import cache
+from kernelgen import cache, fileio
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.limit import EMIT_TIMEOUT
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.neff import provenance
 from kernelgen.spec.filenames import STATE, keyed_neff_file
 
@@ -74,7 +75,7 @@ def locked(settings: BuildSettings) -> Iterator[None]:
     """
     # The whole folder may be a link: its owner keeps it elsewhere.
     settings.state.mkdir(parents=True, exist_ok=True)
-    for folder in (settings.state / name for name in ("hlo", "neff", "logs", "tmp")):
+    for folder in (settings.state / name for name in ("hlo", "neff", "manifests", "logs", "tmp")):
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise KernelgenError(f"{folder} is a link: kernelgen keeps its own files there; remove it")
@@ -110,6 +111,32 @@ def _tidy(settings: BuildSettings) -> None:
     for folder in ("hlo", "neff"):
         for leftover in (settings.state / folder).glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
+
+
+def check_manifest(settings: BuildSettings, bundle: str, manifest: Path) -> None:
+    """Checks that a bundle of this name in the folder is of the same manifest.
+
+    Raises:
+        KernelgenError: it is of another one, which still exists and has other content.
+    """
+    try:
+        before = Path(os.fsdecode(_note(settings, bundle).read_bytes()))
+        is_other = before.is_file() and not before.samefile(manifest) and before.read_bytes() != manifest.read_bytes()
+    except (OSError, ValueError):  # ValueError: a null byte in the note
+        return
+    if is_other:
+        hint = "change the `name:` of one of them, or build it into another folder (-o)"
+        message = f"{manifest}: {settings.output} has a bundle {bundle} of another manifest, {before}"
+        raise KernelgenError(Diagnostic(message, hint=hint))
+
+
+def note_manifest(settings: BuildSettings, bundle: str, manifest: Path) -> None:
+    """Notes that a bundle in the folder is of this manifest."""
+    fileio.write_bytes(_note(settings, bundle), os.fsencode(manifest.absolute()))
+
+
+def _note(settings: BuildSettings, bundle: str) -> Path:
+    return settings.state / "manifests" / bundle
 
 
 def neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Path:

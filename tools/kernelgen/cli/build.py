@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -89,11 +89,13 @@ def command(
     """
     from kernelgen import manifest
 
-    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
+    requests = options.only_targets(manifest.load(manifests, catalog, used), targets)
+    files = {request.name: Path(request.file) for request in requests}
+    plan = Plan.merge(requests)
     whole, plan = plan, _only(plan, only)
 
     from kernelgen.build import executor, preview
-    from kernelgen.build.folder import BuildSettings, locked
+    from kernelgen.build.folder import BuildSettings, check_manifest, locked
     from kernelgen.compilers import choice
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 
@@ -117,6 +119,8 @@ def command(
         return EXIT_OK
     begun = time.monotonic()
     with _terminated_as_interrupt(), locked(settings):
+        for bundle in plan.bundles:
+            check_manifest(settings, bundle.id, files[bundle.name])
         with _reporter(len(plan.neffs)) as reporter:
             reporter.say(chosen.note or f"compiling with {settings.identity}")
             if chosen.name != "simulator" and (
@@ -126,7 +130,7 @@ def command(
             checked = executor.check_determinism(plan, catalog.folders, settings) if check_determinism else None
             result = executor.run(plan, catalog.folders, settings, reporter, checked)
         failed = [step for step in result.steps if step.failure is not None]
-        written = _write_bundles(plan, result, settings, forms) if only is None else []
+        written = _write_bundles(plan, files, result, settings, forms) if only is None else []
     _summarize(whole, result, failed, written, only, time.monotonic() - begun)
     return EXIT_FAILED if failed else EXIT_OK
 
@@ -164,10 +168,14 @@ def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
 
 
 def _write_bundles(
-    plan: Plan, result: BuildResult, settings: BuildSettings, forms: Sequence[str]
+    plan: Plan, files: Mapping[str, Path], result: BuildResult, settings: BuildSettings, forms: Sequence[str]
 ) -> list[tuple[Path, int]]:
     """Writes the bundles whose kernels are all built; returns (path, bytes) of each output."""
+    from kernelgen.build.folder import note_manifest
+
     whole = [b for b in plan.bundles if all(neff in result.neffs for neff in b.neffs().values())]
+    for bundle in whole:
+        note_manifest(settings, bundle.id, files[bundle.name])
     written = bundle_forms.write(
         plan,
         whole,

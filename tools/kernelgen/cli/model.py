@@ -196,7 +196,7 @@ def command(
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
     settings, drafts = _with_draft(replace(settings, draft_n_max=most_drafted), draft, spec_type)
     (source,) = found
-    chosen = name or name_of(output)
+    chosen = name_of(name, output)
     graph_exporter = exporter.find(program, llama_cpp)
     seen = _SeenCalls(settings, machines, weights)
     if source.kind is SourceKind.CHECKPOINT:
@@ -265,7 +265,8 @@ def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -
     if spec_type in (None, _SIMPLE):
         if spec_type is not None and draft is None:
             raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
-        return settings, [plain] if draft is not None else []
+        simple = replace(plain, type_k=settings.type_k_draft, type_v=settings.type_v_draft)
+        return replace(settings, draft_file=draft), [simple] if draft is not None else []
     if spec_type == _EAGLE3 and draft is None:
         raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
     if settings.split or settings.whole:

@@ -41,7 +41,7 @@ def write_list(
 ) -> None:
     """Writes the manifest of the kernels that sources list."""
     refuse_others(context, _OF_LISTS, f"is for models, and {found[0].path} is {found[0].kind.value}")
-    chosen = name or name_of(output)
+    chosen = name_of(name, output)
     cut = groups.cut_of(fuse)
     lists = [listed.read(source, catalog, cut is not None) for source in found]
     if cut is not None and not any(one.graphs for one in lists):

@@ -16,7 +16,7 @@ from kernelgen import fileio, manifest
 from kernelgen.cli import run_options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.forecast.weights import AS_GGML
 from kernelgen.model import writing
 from kernelgen.model.derived import Derived
@@ -47,11 +47,20 @@ def write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: C
     return max(len({kernel.spec.id for kernel in request.kernels_for(target)}) for target in head.targets)
 
 
-def name_of(output: Path) -> str:
-    name = re.sub("[^a-z0-9_]", "_", output.name.partition(".")[0].lower())[:40]
-    if not re.match("[a-z]", name):
-        raise KernelgenError(f"-o {output}: a manifest's name begins with a letter; give one with --name")
-    return name
+def name_of(name: str | None, output: Path) -> str:
+    """Returns the manifest's name: `--name`, or the file's name without `.yaml`, with `_` in place of other characters.
+
+    Raises:
+        KernelgenError: the name is not one of a manifest.
+    """
+    stem = output.stem if output.suffix in (".yaml", ".yml") else output.name
+    manifest_name = name or re.sub("[^a-z0-9_]", "_", stem.lower())
+    if not re.fullmatch("[a-z][a-z0-9_]{0,99}", manifest_name):
+        option = f"--name {name}" if name else f"-o {output}"
+        hint = "" if name else "give one with --name"
+        rule = "a manifest's name has lower-case letters, digits and underscores, begins with a letter, and is at most 100 long"
+        raise KernelgenError(Diagnostic(f"{option}: {rule}", hint=hint))
+    return manifest_name
 
 
 def title(model: ModelHeader, path: Path, settings: Settings) -> str:
@@ -107,6 +116,9 @@ def made_by(
         ("--n-seq-max", settings.n_seq_max, 1),
         ("--type-k", settings.type_k, "f16"),
         ("--type-v", settings.type_v, "f16"),
+        ("--type-k-draft", settings.type_k_draft, "f16"),
+        ("--type-v-draft", settings.type_v_draft, "f16"),
+        *((option, value, None) for option, value in settings.llama_options),
     ):
         if value != default:
             parts += [option, str(value)]

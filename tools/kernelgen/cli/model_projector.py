@@ -87,7 +87,7 @@ def write_projector(
     parts += ["--lnc", lnc] if lnc else []
     named = derived.model.name or projector.file.name
     head = writing.ManifestHead(
-        name or name_of(output),
+        name_of(name, output),
         targets or ALL_TARGETS,
         f"{named}: {derived.model.description}, {count(derived.model.parameters)} parameters, as llama.cpp's mtmd runs it",
         command_lines(parts),

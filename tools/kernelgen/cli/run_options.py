@@ -52,6 +52,21 @@ _CHAINS = {"none": "", "default": _DEFAULT_CHAIN}
 """Names of chains of samplers."""
 
 
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+_ROPE = (
+    ("--rope-scaling", click.Choice(["none", "linear", "yarn"]), "the model file's"),
+    ("--rope-scale", _POSITIVE, "the model file's"),
+    ("--rope-freq-base", _POSITIVE, "the model file's"),
+    ("--rope-freq-scale", _POSITIVE, "the model file's"),
+    ("--yarn-orig-ctx", click.IntRange(1, MAX_CTX), "the model file's"),
+    ("--yarn-ext-factor", click.FLOAT, "1 for yarn"),
+    ("--yarn-attn-factor", click.FLOAT, "llama.cpp's"),
+    ("--yarn-beta-slow", click.FLOAT, "llama.cpp's"),
+    ("--yarn-beta-fast", click.FLOAT, "llama.cpp's"),
+)
+"""llama.cpp's options of RoPE, the type of their values, and their defaults."""
+
+
 class IntegerList(click.ParamType[tuple[int, ...]]):
     """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order.
 
@@ -162,6 +177,31 @@ _SETTINGS = (
         default="auto",
         show_default=True,
         help="llama.cpp's -fa; both is for programs that run with -fa on and with -fa off.",
+    ),
+    click.option(
+        "--type-k-draft",
+        type=click.Choice(_CACHE_TYPES),
+        default="f16",
+        show_default=True,
+        help="llama.cpp's -ctkd: the type of a draft's keys.",
+    ),
+    click.option(
+        "--type-v-draft",
+        type=click.Choice(_CACHE_TYPES),
+        default="f16",
+        show_default=True,
+        help="llama.cpp's -ctvd: the type of a draft's values.",
+    ),
+    *(
+        click.option(option, type=kind, help=f"llama.cpp's option of that name.  [default: {default}]")
+        for option, kind, default in _ROPE
+    ),
+    click.option(
+        "--override-kv",
+        multiple=True,
+        metavar="KEY=TYPE:VALUE,…",
+        help="llama.cpp's --override-kv: other metadata than the file's; TYPE is int, float, bool or str. May be given "
+        "several times.",
     ),
     click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache."),
     click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full."),
@@ -283,7 +323,11 @@ _PROJECTOR = (
     ),
 )
 
-NAMES = frozenset((*Settings.__dataclass_fields__, "split_mode", "program", "llama_cpp"))
+_ROPE_NAMES = {option: option.removeprefix("--").replace("-", "_") for option, *_ in _ROPE}
+
+NAMES = frozenset(
+    (*Settings.__dataclass_fields__, *_ROPE_NAMES.values(), "override_kv", "split_mode", "program", "llama_cpp")
+)
 """The parameters of commands with these options."""
 
 
@@ -302,8 +346,10 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         split_mode: str,
         devices: tuple[int, ...] | None,
         samplers: tuple[str, ...],
+        override_kv: tuple[str, ...],
         **kwargs: Any,
     ) -> Any:
+        rope = [(option, kwargs.pop(name)) for option, name in _ROPE_NAMES.items()]
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
         if devices is None and split_mode == _TENSOR and kwargs.get("cores", 1) > 1:
             devices = (kwargs["cores"],)
@@ -320,6 +366,10 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
             flash_attn=flash,
             devices=_devices(split_mode, devices, flash_attn),
             samplers=tuple(dict.fromkeys(_CHAINS.get(chain, chain) for chain in samplers)) or ("",),
+            llama_options=(
+                *((option, str(value)) for option, value in rope if value is not None),
+                *(("--override-kv", override) for override in override_kv),
+            ),
         )
         if n_tokens is None:
             settings = replace(settings, n_tokens=few(settings.most_tokens))
@@ -411,6 +461,8 @@ FIXED_CTX = "without flash attention a cache's length is in the strides of its v
 
 
 def _check(settings: Settings) -> None:
+    if {"--rope-scale", "--rope-freq-scale"} <= {option for option, _ in settings.llama_options}:
+        raise KernelgenError("--rope-scale is 1 / --rope-freq-scale: give one of them")
     if settings.split and any(settings.samplers):
         raise KernelgenError(f"--samplers: llama.cpp samples on the CPU with --split-mode {_TENSOR}")
     if settings.whole and any(settings.samplers):

@@ -29,7 +29,9 @@ def read(text: str, n_inputs: int) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         return ((),), ()
     columns = [entry.split() for entry in text.split(",")]
     if len(columns) != n_inputs or not all(columns):
-        return (), (f"types name one entry for each of the {n_inputs} inputs, not '{text}'",)
+        example = ", ".join([*["float"][:n_inputs], *[SAME] * (n_inputs - 1)])
+        rule = f"types has an entry for each of {n_inputs} inputs, separated by commas"
+        return (), (f'{rule}, such as types="{example}", not types="{text}"',)
     known = [*TYPES, *GROUPS, SAME]
     unknown = [word for column in columns for word in column if word not in known]
     if unknown:

@@ -17,13 +17,16 @@ _starting = threading.Lock()
 
 
 def import_jax() -> Any:
-    """Returns the `jax` module, bound to the CPU."""
+    """Returns the `jax` module, bound to the CPU. Its gathers and scatters stay in bounds (`kernelgen.hlo.in_bounds`)."""
     _settings()
     if "jax" not in sys.modules:
         with _without_collections():
             import jax
     import jax
 
+    from kernelgen.hlo.in_bounds import keep_in_bounds
+
+    keep_in_bounds(jax)
     return jax
 
 

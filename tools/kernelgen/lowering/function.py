@@ -176,4 +176,6 @@ def _check(results: Sequence[Any], outputs: Sequence[Array], failure: Callable[[
         raise failure(f"the function returns {len(results)} results, and {len(outputs)} are declared")
     for k, (result, (shape, dtype)) in enumerate(zip(results, outputs, strict=True)):
         if tuple(result.shape) != shape or str(result.dtype) != dtype:
-            raise failure(f"result {k} is {result.dtype}{list(result.shape)}, and {dtype}{list(shape)} is declared")
+            raise failure(
+                f"the kernel returns {result.dtype}{list(result.shape)} as result {k}, and the manifest says {dtype}{list(shape)}"
+            )

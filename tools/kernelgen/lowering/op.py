@@ -8,6 +8,7 @@ a device.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,6 +130,11 @@ def traced_hlo(kernel: Callable[..., Any], arguments: Sequence[tuple[tuple[int, 
             traced = jax.jit(kernel, keep_unused=True).trace(*avals)
             hlo = traced.lower(lowering_platforms=("cpu",)).compiler_ir("hlo").as_serialized_hlo_module_proto()
             return hlo, traced.jaxpr
+    except ValueError as error:
+        # JAX checks some shapes here; its message has a line for each caller, up to the program's first.
+        if refused := re.search(r"verifier errors:\s*(.+)\s+at loc\(\"[^\"]*?(\w+)\"", str(error)):
+            raise ValueError(f"{refused[2]}: {refused[1]}") from error
+        raise
     finally:
         _lowered += 1
         if _lowered % CLEAR_EVERY == 0:
@@ -265,7 +271,7 @@ def _checked(
             raise _failure(
                 spec,
                 function,
-                f"the emitter returned {result.dtype}{list(result.shape)} where {what} {tensor} is "
+                f"the kernel returns {result.dtype}{list(result.shape)} as {what}, and the manifest says {tensor}, which is "
                 f"{s.dtype}{list(s.view_shape)}",
             )
     return results

@@ -213,8 +213,13 @@ def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
         yield from ("--spec-type", settings.speculation, "--spec-draft-n-max", str(settings.draft_n_max))
     if settings.draft_file is not None:
         yield from ("--model-draft", str(settings.draft_file))
+        if settings.speculation is None:
+            yield from ("--spec-type", "draft-simple")
     if settings.drafting:
         yield "--draft"
+        yield from ("--cache-type-k-draft", settings.type_k_draft, "--cache-type-v-draft", settings.type_v_draft)
+    for option, value in settings.llama_options:
+        yield from (option, value)
     for file, scale in settings.lora:
         yield from ("--lora-scaled", f"{file}:{scale!r}")
 

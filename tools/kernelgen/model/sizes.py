@@ -84,9 +84,11 @@ class Settings:
         pooling: how embeddings are pooled; None: the file's pooling.
         lora: the files of LoRA adapters in llama.cpp's order, each with its scale.
         speculation: the kind of draft that reads the model's hidden states, as in `--spec-type`; None: no such draft.
-        draft_file: the file of that draft; None: the model's own layers.
+        draft_file: the file of that draft, None: the model's own layers; without `speculation`, the file of a simple draft.
         draft_n_max: the most tokens that it proposes: a recurrent model keeps a state for each.
         drafting: whether the calls are calls of that draft.
+        type_k_draft, type_v_draft: ggml types of the draft's cache.
+        llama_options: further options of llama.cpp that change graphs, with their values (`--rope-…`, `--override-kv`).
         grouped: whether there are graph kernels.
     """
 
@@ -115,6 +117,9 @@ class Settings:
     draft_file: Path | None = None
     draft_n_max: int = 3
     drafting: bool = False
+    type_k_draft: str = "f16"
+    type_v_draft: str = "f16"
+    llama_options: tuple[tuple[str, str], ...] = ()
     grouped: bool = False
 
     @property

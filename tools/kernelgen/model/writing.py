@@ -18,6 +18,8 @@ from kernelgen.model.sizes import NAMES
 _WIDTH = 150
 _LONG = 200
 """An entry of this many lines or more is repeated by YAML's merge key."""
+_YAML_WORDS = frozenset(("null", "true", "false", "yes", "no", "on", "off", "y", "n"))
+"""Words that YAML 1.1 or 1.2 reads as something else than text."""
 _MODEL_TYPE = "transformer"
 """`--model-type` of graph kernels: with neuronx-cc 2.27 on trn1, layers had 15 to 35 times fewer runs of spills, compiled in a
 quarter less time and ran in a tenth less than with `generic`."""
@@ -50,8 +52,9 @@ def text(head: ManifestHead, derived: Derived) -> str:
     graphs = [entry for entry in derived.graphs if entry.reason is None]
     shared = _shared([*entries, *graphs])
     where = _conditions(shared)
+    name = _quoted(head.name) if head.name in _YAML_WORDS else head.name
     lines = [f"# {line}".rstrip() for line in head.comment]
-    lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
+    lines += ["format: 1", f"name: {name}", f"targets: [{', '.join(head.targets)}]"]
     lines.append(f"description: {_quoted(head.description)}")
     lines += [] if head.lnc is None else [f"compiler: {{lnc: {head.lnc}}}"]
     lines += _weights(head.weights)

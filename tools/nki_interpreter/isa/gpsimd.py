@@ -123,7 +123,8 @@ def affine_select_predicate(pred: Any, on_true_tile: Any, on_false_value: Any, d
 def _lower_gather_flattened(context: Context, instruction: Instruction) -> None:
     data, index = (flat(context.read(t)) for t in instruction.reads)
     target = instruction.writes[0]
-    context.write(target, fitted(jnp.take_along_axis(data, index.astype(np.int32), axis=1, mode="clip"), target))
+    places = jnp.clip(index.astype(np.int32), 0, data.shape[1] - 1)
+    context.write(target, fitted(jnp.take_along_axis(data, places, axis=1, mode="clip"), target))
 
 
 def gather_flattened(
@@ -144,7 +145,7 @@ def _lower_local_gather(context: Context, instruction: Instruction) -> None:
     # One list of indices per group of 16 partitions; the partition varies fastest.
     groups = jnp.transpose(index.reshape((cores, 16, -1)), (0, 2, 1)).reshape((cores, -1))[:, :valid]
     places = groups.astype(np.int32)[:, :, None] + lax.broadcasted_iota(np.int32, (1, 1, count), 2)
-    places = jnp.repeat(places.reshape((cores, -1)), 16, axis=0)
+    places = jnp.clip(jnp.repeat(places.reshape((cores, -1)), 16, axis=0), 0, data.shape[1] - 1)
     taken = jnp.take_along_axis(data, places, axis=1, mode="clip")
     target = instruction.writes[0]
     context.write(target, fitted(taken, target))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import checks
-from nki_interpreter.dtypes import int32, uint32
+from nki_interpreter.dtypes import int32, is_float, uint32
+from nki_interpreter.elementwise import op_name
 from nki_interpreter.errors import NkiError
 from nki_interpreter.isa import (
     constants,
@@ -121,6 +122,8 @@ def memset(dst: Any, value: Any, engine: Any = None) -> None:
 
 def tensor_copy_predicated(dst: Any, src: Any, predicate: Any, reverse_pred: bool = False) -> None:
     vector.tensor_copy_predicated(dst, src, predicate, reverse_pred)
+    checks.dtype(predicate, "predicate", np.uint8, np.uint16, np.uint32, np.bool_)
+    checks.equal_dtypes(dst, src, "dst of tensor_copy_predicated")
 
 
 def nc_matmul(
@@ -151,6 +154,8 @@ def nc_matmul(
 
 def nc_transpose(dst: Any, data: Any, engine: Any = None) -> None:
     tensor.nc_transpose(dst, data, engine=engine)
+    if dst.buffer.kind != "psum":  # PSUM has rules by target
+        checks.equal_dtypes(dst, data, "dst of nc_transpose")
 
 
 def dma_transpose(
@@ -163,6 +168,7 @@ def dma_transpose(
 ) -> None:
     checks.priority(priority)
     dma.dma_transpose(dst, src, axes, dge_mode=dge_mode, oob_mode=oob_mode)
+    checks.equal_dtypes(dst, src, "dst of dma_transpose")
 
 
 def tensor_tensor(dst: Any, data1: Any, data2: Any, op: Any, engine: Any = None) -> None:
@@ -201,6 +207,7 @@ def tensor_scalar_cumulative(
     reduce_cmd: Any = _command.reset_reduce,
 ) -> None:
     vector_reductions.tensor_scalar_cumulative(dst, src, op0, op1, imm0, imm1, reduce_cmd)
+    vector.arithmetic_only("tensor_scalar_cumulative", op0, op1)
 
 
 def activation(
@@ -213,13 +220,23 @@ def activation(
     reduce_res: Any = None,
     reduce_cmd: Any = _command.idle,
 ) -> None:
+    _bias(bias)
+    checks.one_per_partition(reduce_res, "reduce_res")
     scalar.activation(dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
 
 
 def activation_reduce(
     dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None, scale: Any = 1.0
 ) -> None:
+    _bias(bias)
+    checks.one_per_partition(reduce_res, "reduce_res")
     scalar.activation(dst, op, data, bias, scale, reduce_op, reduce_res, _command.reset_reduce)
+
+
+def _bias(bias: Any) -> None:
+    """Requires a vector as bias on gen2; 0 is no bias."""
+    if bias is not None and number(bias):
+        needs(nc_version.gen3, "a number as bias of activation")
 
 
 def activate2(
@@ -237,6 +254,7 @@ def activate2(
     reduce_res: Any = None,
     reduce_cmd: Any = _command.idle,
 ) -> None:
+    needs(nc_version.gen4, "activate2")
     scalar.activate2(
         dst, op, data, imm0, imm1, op0, op1, relu_param, reverse0, reverse1, reduce_op, reduce_res, reduce_cmd
     )
@@ -250,6 +268,7 @@ def exponential(
     reduce_cmd: Any = _command.idle,
     reduce_init: Any = 0.0,
 ) -> None:
+    needs(nc_version.gen4, "exponential")
     scalar.exponential(dst, src, max_value, reduce_res, reduce_cmd, reduce_init)
 
 
@@ -281,10 +300,15 @@ def local_gather(
     num_valid_indices: int | None = None,
 ) -> None:
     gpsimd.local_gather(dst, src_buffer, index, num_elem_per_idx, num_valid_indices)
+    checks.dtype(index, "index of local_gather", np.uint16)
+    checks.equal_dtypes(dst, src_buffer, "dst of local_gather")
 
 
 def nc_n_gather(dst: Any, data: Any, indices: Any) -> None:
     gpsimd.gather_flattened(dst, data, indices)
+    checks.dtype(indices, "indices", np.uint32)
+    checks.equal_dtypes(dst, data, "dst of nc_n_gather")
+    checks.in_sbuf("nc_n_gather", dst, data, indices)
 
 
 def bn_stats(dst: Any, data: Any) -> None:
@@ -310,13 +334,16 @@ def tensor_tensor_scan(
 
 def nc_stream_shuffle(dst: Any, src: Any, shuffle_mask: Any) -> None:
     gpsimd.nc_stream_shuffle(src, dst, shuffle_mask)
+    checks.equal_dtypes(dst, src, "dst of nc_stream_shuffle")
 
 
 def rng(dst: Any, engine: Any = None) -> None:
     vector.random(checks.on_chip(dst, "dst"), engine=engine)
+    checks.dtype(dst, "dst of rng", np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
 
 
 def rand2(dst: Any, min: Any, max: Any) -> None:
+    needs(nc_version.gen4, "rand2")
     vector.random(checks.on_chip(dst, "dst"))
     low, high = number(min), number(max)
     if low is None or high is None:
@@ -326,11 +353,15 @@ def rand2(dst: Any, min: Any, max: Any) -> None:
 
 def set_rng_seed(src_seeds: Any) -> None:
     checks.on_chip(src_seeds, "src_seeds")
+    checks.dtype(src_seeds, "src_seeds", np.int32, np.uint32, np.float32)
+    if current().check and src_seeds.size != 1:
+        raise NkiError("err_shape_mismatch", f"src_seeds has the shape (1, 1), not {src_seeds.shape}")
     current().notes.append("set_rng_seed is ignored: random numbers come from the kernel's own seed")
 
 
 def dropout(dst: Any, data: Any, prob: Any) -> None:
     vector.dropout(dst, data, prob)
+    checks.equal_dtypes(dst, data, "dst of dropout")
 
 
 def max8(dst: Any, src: Any) -> None:
@@ -339,6 +370,8 @@ def max8(dst: Any, src: Any) -> None:
 
 def sequence_bounds(dst: Any, segment_ids: Any) -> None:
     vector_searches.sequence_bounds(dst, segment_ids)
+    for tile, what in ((dst, "dst of sequence_bounds"), (segment_ids, "segment_ids")):
+        checks.dtype(tile, what, np.float32, np.int32)
 
 
 def scalar_tensor_tensor(
@@ -408,6 +441,12 @@ def range_select(
         range_start,
         None if on_false_value is ... else on_false_value,
     )
+    if current().check and not is_float(on_true_tile.dtype):
+        raise NkiError("err_unsupported_dtype", f"on_true_tile of range_select is a float, not {on_true_tile.dtype}")
+    _only_max("range_select", reduce_op)
+    for op in (comp_op0, comp_op1):
+        if current().check and op_name(op) not in ("equal", "less", "less_equal", "greater", "greater_equal"):
+            raise NkiError("err_unsupported_op", f"range_select compares, it does not compute {op_name(op)}")
 
 
 def select_reduce(
@@ -421,6 +460,15 @@ def select_reduce(
     reverse_pred: bool = False,
 ) -> None:
     vector.select_reduce(dst, predicate, on_true, on_false, reduce_res, reduce_cmd, reduce_op, reverse_pred)
+    checks.dtype(predicate, "predicate", np.int8, np.uint8, np.int16, np.uint16, np.bool_)
+    _only_max("select_reduce", reduce_op)
+    if current().check and on_true.dtype in (int32, uint32):
+        raise NkiError("err_unsupported_dtype", f"on_true of select_reduce can't be {on_true.dtype}")
+
+
+def _only_max(what: str, reduce_op: Any) -> None:
+    if current().check and op_name(reduce_op) not in ("maximum", "max"):
+        raise NkiError("err_unsupported_op", f"{what} reduces to the maximum, not by {op_name(reduce_op)}")
 
 
 def nc_find_index8(dst: Any, data: Any, vals: Any) -> None:
@@ -433,6 +481,9 @@ def nc_match_replace8(dst: Any, data: Any, vals: Any, imm: Any, dst_idx: Any = N
 
 def nonzero_with_count(dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1) -> None:
     gpsimd.nonzero_with_count(dst, src, index_offset, padding_val)
+    checks.in_sbuf("nonzero_with_count", dst, src)
+    checks.dtype(src, "src of nonzero_with_count", np.float32, np.int32)
+    checks.dtype(dst, "dst of nonzero_with_count", np.int32)
 
 
 def topk(val_dst: Any, idx_dst: Any, src: Any, n: int) -> None:
@@ -469,4 +520,6 @@ def sendrecv(
         raise NkiError("err_unsupported_memory", "GpSimd's DMA sends from SBUF to SBUF only")
     if number(pipe_id) is None:
         raise NkiError("err_immediate_expected", f"pipe_id is a number, not {type(pipe_id).__name__}")
+    checks.in_sbuf("sendrecv", src, dst)
+    checks.equal_dtypes(dst, src, "dst of sendrecv")
     current().exchange(Exchange("sendrecv", src, dst, int(send_to_rank), int(recv_from_rank)))

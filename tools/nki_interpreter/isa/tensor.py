@@ -91,6 +91,8 @@ def nc_matmul(
         source_a, source_b = _masked_operand(a, mask), _masked_operand(b, mask)
     if is_transpose:
         _transposed(b, target)
+    else:
+        checks.product_result(target)
     checks.psum_bank(target)
     mode = accumulation(target, accumulate)
     if mode != "set":
@@ -111,6 +113,10 @@ def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
         raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
     if not position or not current().check:
         return
+    if double and not current().older and int(size[1]) != checks.PARTITIONS:
+        raise NkiValueError(
+            "err_double_row", f"double_row takes all 128 columns of the array, not a tile_size of {size}"
+        )
     starts, sizes = (tuple(int(n) for n in given) for given in (position, size))
     needed = (a.shape[0], math.prod(a.shape[1:]) // (2 if double else 1))
     if (

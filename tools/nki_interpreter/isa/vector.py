@@ -225,7 +225,7 @@ _CHAINS: dict[str, Callable[[tuple[str, ...]], bool]] = {
 """The operations of tensor_scalar on engines other than the vector engine, from AWS's documentation."""
 
 
-def _arithmetic(what: str, *ops: Any) -> None:
+def arithmetic_only(what: str, *ops: Any) -> None:
     """Refuses operations on bit patterns for instructions that lack them."""
     bitwise = [op_name(op) for op in ops if op is not None and op_name(op) in BITWISE]
     if current().check and bitwise:
@@ -246,7 +246,7 @@ def scalar_tensor_tensor(
     mask: Any = None,
 ) -> NkiTensor:
     """Computes `(data op0 operand0) op1 operand1` with a tile as operand1."""
-    _arithmetic("scalar_tensor_tensor", op0, op1)
+    arithmetic_only("scalar_tensor_tensor", op0, op1)
     checks.one_in_psum("scalar_tensor_tensor", data, operand1, "data", "operand1")
     return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, True)], dtype, mask)
 
@@ -266,7 +266,7 @@ def tensor_scalar_reduce(
     mask: Any = None,
 ) -> NkiTensor:
     """Computes `data op0 operand0`, and reduces it over the free dimensions into `reduce_res`."""
-    _arithmetic("tensor_scalar_reduce", op0)
+    arithmetic_only("tensor_scalar_reduce", op0)
     data = checks.on_chip(data, "data")
     reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res, reduce_init)
     return _chain(dst, data, [(op0, operand0, reverse0, False)], dtype, mask, reduction)
