@@ -29,6 +29,10 @@ ROOT = Path(__file__).parents[2]
 MANIFEST = str(ROOT / "manifests" / "basic.yaml")
 
 
+REPORT = '{{"format": 1, "target": "trn1", "lnc": 1, "calls": [], "kernels": [{{"id": "a", "us": {}, "measured_us": null}}]}}'
+"""A baseline; the field is the time of its kernel."""
+
+
 class Page(HTMLParser):
     """The parts of a page that tests check: ids, links within it, files that it would load, and whether elements are closed."""
 
@@ -189,11 +193,28 @@ def test_measured_times_have_a_column_and_are_compared(written: Path, tmp_path: 
     assert not baseline.differences(*reports, threshold=0.3)[0]["regression"]
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b'{"format": 99, "kernels": []}', b'{"format": 1}', b"\xed\xa0\x80"])
-def test_a_baseline_that_is_not_a_report_is_refused(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"format": 99, "kernels": []}', '{"format": 1}', "\xed\xa0\x80", "[" * 100_000),
+        *(
+            f'{{"format": 1, "target": "trn1", "lnc": 1, "calls": [], "kernels": {kernels}}}'
+            for kernels in ("1", "[{}]")
+        ),
+    ],
+)
+def test_a_baseline_that_is_not_a_report_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "before.json"
-    path.write_bytes(text)
-    with pytest.raises(KernelgenError, match="report"):
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(KernelgenError, match=re.escape(str(path))):
+        baseline.read(path)
+
+
+@pytest.mark.parametrize("us", ["NaN", "-5", "1e999", '"1"', "9" * 400, "9" * 5000])
+def test_a_baseline_with_an_impossible_time_is_refused(tmp_path: Path, us: str) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(REPORT.format(us))
+    with pytest.raises(KernelgenError, match=r"the time of '?a|NaN is not a number|limit \(4300 digits\)"):
         baseline.read(path)
 
 

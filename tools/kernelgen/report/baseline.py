@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import KernelgenError, shortened
+from kernelgen.report import inputs
 from kernelgen.report.numbers import FORMAT
 
 
@@ -14,15 +14,30 @@ def read(path: Path) -> dict[str, Any]:
     """Returns the numbers of a report's JSON.
 
     Raises:
-        KernelgenError: the file is not a report.
+        KernelgenError: the file is not a report, or a time that `differences` compares is not a number above 0.
+        OSError: it can't be read.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise KernelgenError(f"{path}: expected the JSON that `kernelgen report` writes: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or "kernels" not in found:
+    label = "the JSON that `kernelgen report` writes"
+    report = inputs.read_json(path, inputs.read_text(path), label)
+    if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise KernelgenError(f"{path}: expected a report of format {FORMAT}; write it again with this kernelgen")
-    return found
+    try:
+        target, lnc = report["target"], report["lnc"]
+        times = [(_call_name(call), call["ms"]) for call in report["calls"]]
+        for kernel in report["kernels"]:
+            measured = [] if kernel["measured_us"] is None else [kernel["measured_us"]]
+            times += [(kernel["id"], us) for us in (kernel["us"], *measured)]
+    except (KeyError, TypeError):
+        raise KernelgenError(
+            f"{path}: expected {label}, with the target, its LNC, and times of calls and kernels"
+        ) from None
+    if not isinstance(target, str) or not isinstance(lnc, int):
+        raise KernelgenError(f"{path}: expected {label}: target and lnc are {target!r} and {lnc!r}")
+    for name, time in times:
+        if not isinstance(name, str) or not isinstance(time, int | float):
+            raise KernelgenError(f"{path}: expected {label}: the time of {shortened(repr(name), 100)} is no number")
+        inputs.number(f"{path}: the time of {shortened(name, 100)}", time)
+    return report
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], threshold: float) -> list[dict[str, Any]]:
