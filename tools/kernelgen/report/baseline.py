@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, Any]:
         raise KernelgenError(f"{path}: expected {label}: target and lnc are {target!r} and {lnc!r}")
     for name, time in times:
         if not isinstance(name, str) or not isinstance(time, int | float):
-            raise KernelgenError(f"{path}: expected {label}: the time of {shortened(repr(name), 100)} is no number")
+            raise KernelgenError(f"{path}: expected {label}: the time of {shortened(repr(name), 100)} is not a number")
         inputs.number(f"{path}: the time of {shortened(name, 100)}", time)
     return report
 
