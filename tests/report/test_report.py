@@ -211,11 +211,11 @@ def test_a_baseline_that_is_not_a_report_is_refused(tmp_path: Path, text: str) -
         baseline.read(path)
 
 
-@pytest.mark.parametrize("us", ["NaN", "-5", "1e999", '"1"', "9" * 400, "9" * 5000])
+@pytest.mark.parametrize("us", ["NaN", "-5", "1e999", '"x"', "9" * 400, "9" * 5000])
 def test_a_baseline_with_an_impossible_time_is_refused(tmp_path: Path, us: str) -> None:
     path = tmp_path / "before.json"
     path.write_text(REPORT.format(us))
-    with pytest.raises(KernelgenError, match=r"the time of '?a|NaN is not a number|limit \(4300 digits\)"):
+    with pytest.raises(KernelgenError, match=r"us of a is|NaN is not a number|limit \(4300 digits\)"):
         baseline.read(path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kernelgen.errors import KernelgenError, shortened
+from kernelgen.errors import KernelgenError
 from kernelgen.report import inputs
 from kernelgen.report.numbers import FORMAT
 
@@ -22,21 +22,17 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise KernelgenError(f"{path}: expected a report of format {FORMAT}; write it again with this kernelgen")
     try:
-        target, lnc = report["target"], report["lnc"]
-        times = [(_call_name(call), call["ms"]) for call in report["calls"]]
+        report["target"], report["lnc"]
+        for call in report["calls"]:
+            call["ms"] = inputs.number(f"{path}: ms of {_call_name(call)}", call["ms"])
         for kernel in report["kernels"]:
-            measured = [] if kernel["measured_us"] is None else [kernel["measured_us"]]
-            times += [(kernel["id"], us) for us in (kernel["us"], *measured)]
+            kernel["id"] = str(kernel["id"])
+            for column in ["us"] if kernel["measured_us"] is None else ["us", "measured_us"]:
+                kernel[column] = inputs.number(f"{path}: {column} of {kernel['id']}", kernel[column])
     except (KeyError, TypeError):
         raise KernelgenError(
             f"{path}: expected {label}, with the target, its LNC, and times of calls and kernels"
         ) from None
-    if not isinstance(target, str) or not isinstance(lnc, int):
-        raise KernelgenError(f"{path}: expected {label}: target and lnc are {target!r} and {lnc!r}")
-    for name, time in times:
-        if not isinstance(name, str) or not isinstance(time, int | float):
-            raise KernelgenError(f"{path}: expected {label}: the time of {shortened(repr(name), 100)} is not a number")
-        inputs.number(f"{path}: the time of {shortened(name, 100)}", time)
     return report
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle import json_text
-from kernelgen.errors import KernelgenError, shortened
+from kernelgen.errors import KernelgenError
 
 MAX_BYTES = 1 << 28
 """Maximum size of a file: a profile of a million launches."""
@@ -41,7 +41,7 @@ def read_json(path: Path, text: str, expected: str) -> Any:
     try:
         return json_text.read_json(text)
     except ValueError as error:
-        raise KernelgenError(f"{path}: expected {expected}: {shortened(str(error), 200)}") from None
+        raise KernelgenError(f"{path}: expected {expected}: {str(error)[:200]}") from None
 
 
 def read_csv(path: Path, text: str) -> tuple[set[str], list[tuple[str, Mapping[str, str]]]]:
@@ -78,7 +78,5 @@ def number(location: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         time = math.nan
     if not 0 < time <= MAX_TIME:
-        raise KernelgenError(
-            f"{location} is {shortened(repr(value), 100)}; expected a number above 0, up to {MAX_TIME:g}"
-        )
+        raise KernelgenError(f"{location[:300]} is {repr(value)[:100]}; expected a number above 0, up to {MAX_TIME:g}")
     return time

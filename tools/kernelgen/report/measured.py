@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kernelgen.errors import KernelgenError, shortened
+from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.report import inputs
 from kernelgen.spec.op_kernel import KernelSpec
@@ -82,7 +82,7 @@ def _of_profile(path: Path, text: str) -> Times:
         except (KeyError, TypeError):
             kernel = None
         if not isinstance(kernel, str):
-            raise KernelgenError(f"{path}: expected events of the backend's profile, not {shortened(repr(event), 200)}")
+            raise KernelgenError(f"{path}: expected events of the backend's profile, not {repr(event)[:200]}")
         if is_launch:
             durations[kernel].append(inputs.number(f"{path}: dur of {kernel}", dur))
     return {kernel: statistics.median(times) for kernel, times in durations.items()}
