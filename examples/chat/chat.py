@@ -29,6 +29,7 @@ from pathlib import Path
 
 from kernelgen import cache, fileio
 from kernelgen.cli import simulate
+from kernelgen.cli.frame import EXIT_INTERRUPTED
 from kernelgen.device.libnrt import NEURON_RUNTIME
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.targets import INSTANCES, TARGETS
@@ -365,7 +366,7 @@ def serve(
     else:
         steps.note(["kernelgen", "simulate", "--", *words], **own)
         variables |= simulate.variables(programs.libnrt, os.environ)
-    return llama_server.Server(words, variables, kernels.parent / "server.log", port)
+    return llama_server.Server(words, variables, kernels.parent / "server.log")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -377,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--target", metavar="NAME", help=f"{', '.join(TARGETS)} (default: the device's, or {SIMULATED_TARGET})"
     )
-    parser.add_argument("--port", type=int, help="where the server listens (default: a port that is free)")
+    parser.add_argument("--port", type=int, default=0, help="where the server listens (default: a port that is free)")
     parser.add_argument(
         "--max-tokens", type=int, default=256, metavar="N", help="most tokens of an answer (default: %(default)s)"
     )
@@ -395,11 +396,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; the next run continues with what is done", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def chat(options: argparse.Namespace, steps: Steps) -> int:
-    """Runs all steps.
+    """Runs all steps, and returns the exit status. Ctrl-C during the conversation ends it, but still prints the times.
 
     Raises:
         KernelgenError: a step fails, or a file or program is missing.
@@ -407,11 +408,12 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
     """
     if options.target is not None and options.target not in TARGETS:
         raise KernelgenError(f"unknown target '{options.target}'{did_you_mean(options.target, TARGETS)}")
+    if not 0 <= options.port < 65536:
+        raise KernelgenError(f"--port {options.port}: expected 1 to 65535, or 0 for one that is free")
     if options.model is not None and not options.model.is_file():
         raise KernelgenError(f"--model: there is no file {options.model}")
     machine = Machine.find(options.target)
     programs = Programs.find(os.environ)
-    port = llama_server.free_port(options.port)
     own = cache.own_folder(os.environ)
     if own is None:
         raise KernelgenError("there is no home folder: name a folder for models and kernels in NEURON_KERNELGEN_CACHE")
@@ -424,22 +426,27 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
     folder = own / "chat" / f"{model.stem}-{hashlib.sha256(os.fsencode(model)).hexdigest()[:8]}-{machine.target}"
     folder.mkdir(parents=True, exist_ok=True)
     kernels = prepare(steps, machine, programs, model, folder)
+    status = 0
     with contextlib.ExitStack() as stack:
         with steps.step("server", f"llama-server loads the model on {machine.what}"):
-            running = stack.enter_context(serve(steps, machine, programs, model, kernels, port))
+            running = stack.enter_context(serve(steps, machine, programs, model, kernels, options.port))
             running.wait_until_ready()
         talk = llama_server.Conversation(running, options.max_tokens)
-        if options.prompt is None:
-            llama_server.converse(talk)
-        else:
-            with steps.step("answer", "llama-server answers"):
-                talk.answer(options.prompt)
+        try:
+            if options.prompt is None:
+                llama_server.converse(talk)
+            else:
+                with steps.step("answer", "llama-server answers"):
+                    talk.answer(options.prompt)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            status = EXIT_INTERRUPTED
         if talk.first_word is not None:
             steps.times["first word"] = talk.first_word
     print(f"{steps.summary()}\n{running.where()}", file=sys.stderr)
     if not machine.device:
         print("A simulated core computes with the CPU: these times do not show how fast a device is.", file=sys.stderr)
-    return 0
+    return status
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,32 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kernelgen.errors import Diagnostic, KernelgenError, printable
+from kernelgen.errors import KernelgenError, printable
 
 HOST = "127.0.0.1"
 _STOP_SECONDS = 10
 """Seconds that a server may take to end before it is killed."""
 _TOO_LONG = "exceed_context_size_error"
 """llama-server's error type for a conversation with more tokens than its context."""
-
-
-def free_port(wanted: int | None) -> int:
-    """Returns the requested port, or a free one.
-
-    Raises:
-        KernelgenError: the port is in use, or is not a port.
-    """
-    if wanted is not None and not 0 < wanted < 65536:
-        raise KernelgenError(f"--port {wanted}: expected 1 to 65535")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted or 0))
-        except OSError as error:
-            hint = "name another one with --port, or leave --port out for one that is free"
-            raise KernelgenError(Diagnostic(f"--port {wanted}: {error.strerror}", hint=hint)) from None
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:
@@ -53,11 +33,13 @@ class Server:
         command: the program and its arguments.
         environment: its environment variables.
         log: the file for its output.
-        port: the port on which it listens.
+
+    Attributes:
+        port: the port on which it listens, after `wait_until_ready`.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> None:
-        self.port, self.log = port, log
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.port, self.log = 0, log
         with log.open("wb") as output:
             # In a separate session, Ctrl-C in the terminal reaches only this program, which then stops the server.
             self._process = subprocess.Popen(
@@ -85,19 +67,16 @@ class Server:
         self._process.wait()
 
     def wait_until_ready(self) -> None:
-        """Waits until the model is loaded.
+        """Waits until the model is loaded: then the server prints the address to which it is bound.
 
         Raises:
             KernelgenError: the server ended earlier.
         """
-        while True:
+        while not self.port:
             self.check()
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                connection = http.client.HTTPConnection(HOST, self.port, timeout=10)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == http.client.OK:
-                    return
-            time.sleep(0.1)
+            address = re.search(rf"listening on http://{re.escape(HOST)}:(\d+)\n", self.log.read_text(errors="replace"))
+            self.port = int(address[1]) if address else 0
+            time.sleep(0 if address else 0.1)
 
     def check(self) -> None:
         """Raises a KernelgenError with the end of the server's log if the server has ended."""

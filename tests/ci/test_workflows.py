@@ -178,5 +178,5 @@ def test_failures_are_counted(tmp_path: Path) -> None:
     ]
     log.write_text("12 built (3 compiled, 8 from the cache, 1 up to date), 2 failed, 3.1 s")
     assert rows("\n".join(summary.table(log))) == [["all", "3", "8", "1", "2"]]
-    log.write_text("4 built (4 compiled, 0 up to date), 0 failed, 3.1 s")
+    log.write_text("5 built (4 compiled, 1 equal to another, 0 up to date), 0 failed, 3.1 s")
     assert rows("\n".join(summary.table(log))) == [["all", "4", "0", "0", "0"]]

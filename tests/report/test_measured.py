@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.report import measured
+from kernelgen.report import baseline, measured
 from kernelgen.spec.op_kernel import KernelSpec
 
 VECTOR = TensorDesc.make([4096, 1, 1, 1], "f32")
@@ -26,7 +29,8 @@ CASES = (
     ("ROPE", "what=ever", "99"),
     ("SUB", "type=f32,ne=[4096,1,1,1],nr=[1,1,1,1],nf=1,perm1=0,src_overlap=0", "0"),  # not supported
 )
-TABLE = "CREATE TABLE IF NOT EXISTS test_backend_ops (op_name TEXT, op_params TEXT, time_us REAL);\n"
+TABLE = "CREATE TABLE IF NOT EXISTS test_backend_ops (\n  op_name TEXT,\n  op_params TEXT,\n  time_us REAL\n);\n\n"
+INSERT = "INSERT INTO test_backend_ops (op_name, op_params, time_us) VALUES "
 
 
 def read(folder: Path, text: str, name: str = "measured") -> dict[str, float]:
@@ -45,8 +49,7 @@ def test_a_table_has_its_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["sql", "csv"])
 def test_cases_of_test_backend_ops_are_those_of_kernels(tmp_path: Path, form: str) -> None:
     if form == "sql":
-        rows = [f"INSERT INTO test_backend_ops VALUES {tuple(case)};" for case in CASES]
-        text = TABLE + "\n".join(rows)
+        text = TABLE + "".join(f"{INSERT}{case};\n" for case in CASES)
     else:
         text = "op_name,op_params,time_us\n" + "".join(f'{op},"{params}",{us}\n' for op, params, us in CASES)
     assert read(tmp_path, text) == {ADD.id: 3.5, PRODUCT.id: 7}
@@ -71,15 +74,25 @@ def test_a_summary_of_neuron_profile_is_of_the_kernel_that_its_file_is_named_aft
     ("text", "said"),
     [
         ("name,us\nx,1\n", "expected a table with the columns kernel and us"),
-        ("kernel,us\nx,quick\n", "us is 'quick'; expected microseconds"),
+        ("kernel,us\nx,quick\n", "measured:2: us is 'quick'; expected a number above 0"),
         ("kernel,us\nx,-1\n", "expected a number above 0"),
         ("kernel,us\nx,nan\n", "expected a number above 0"),
-        ("kernel,us\nx\n", "us is None; expected microseconds"),
+        ("kernel,us\nx,1e999\n", "expected a number above 0"),
+        ("kernel,us\nx\n", "measured:2: expected 2 values"),
+        ("us,kernel\n1\n", "measured:2: expected 2 values"),
+        (f"kernel,us\n{'x' * 200_000},1\n", "not CSV: field larger than field limit"),
         ("op_name,op_params,supported\n", "run `test-backend-ops perf --output sql` instead"),
-        (TABLE + "ATTACH 'other' AS b;", "not authorized"),
-        (TABLE + "DROP TABLE test_backend_ops;", "not authorized"),
-        ("CREATE TABLE other (a TEXT);", "no such table"),
+        ("op_name,op_params,time_us\nADD,,quick\n", "expected a number above 0"),
+        (f"{TABLE}INSERT INTO test_backend_ops SELECT * FROM test_backend_ops;\n", "measured:7: expected a row"),
+        (f"{TABLE}{INSERT}('ADD', '1');\n", "measured:7: expected a row"),
+        ("CREATE TABLE other (a TEXT);", "measured:1: expected a row"),
         ('[{"name": "a"}]', "expected events of the backend's profile"),
+        (json.dumps([event("a", -5)]), "dur of a is -5; expected a number above 0"),
+        (json.dumps([event("a", math.nan)]), "NaN is not a number of JSON"),
+        (json.dumps([event("a", 10**400)]), "expected a number above 0"),
+        (json.dumps([event("a", 1)]).replace('"a"', "[]"), "expected events of the backend's profile"),
+        (f"[{'9' * 5000}]", "limit"),
+        ("[" * 100_000, "nested too deep"),
         ("[1 2]", "expected a profile of the backend"),
         ('{"a": 1}', "with total_time in seconds"),
         ('{"a": {"total_time": 0}}', "expected a number above 0"),
@@ -90,3 +103,12 @@ def test_what_is_not_times_is_refused(tmp_path: Path, text: str, said: str) -> N
     with pytest.raises(KernelgenError, match=said):
         read(tmp_path, text)
     assert [path.name for path in tmp_path.iterdir()] == ["measured"]
+
+
+@pytest.mark.parametrize("read", [baseline.read, lambda path: measured.read(path, [])])
+def test_a_file_without_end_is_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "measured"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(OSError, match="has 1099511627776 bytes, more than"):
+        read(path)

@@ -25,9 +25,14 @@ from kernelgen.neff.identity import NeffKey
 from kernelgen.report import baseline, plots
 from kernelgen.report.numbers import PARTS, peak, published
 from kernelgen.report.page import page
+from kernelgen.report.page import text as page_text
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = str(ROOT / "manifests" / "basic.yaml")
+
+
+REPORT = '{{"format": 1, "target": "trn1", "lnc": 1, "calls": [], "kernels": [{{"id": "a", "us": {}, "measured_us": null}}]}}'
+"""A baseline; the field is the time of its kernel."""
 
 
 class Page(HTMLParser):
@@ -204,11 +209,28 @@ def test_measured_times_have_a_column_and_are_compared(written: Path, tmp_path: 
     assert not baseline.differences(*reports, threshold=0.3)[0]["regression"]
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b'{"format": 99, "kernels": []}', b'{"format": 1}', b"\xed\xa0\x80"])
-def test_a_baseline_that_is_not_a_report_is_refused(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"format": 99, "kernels": []}', '{"format": 1}', "\xed\xa0\x80", "[" * 100_000),
+        *(
+            f'{{"format": 1, "target": "trn1", "lnc": 1, "calls": [], "kernels": {kernels}}}'
+            for kernels in ("1", "[{}]")
+        ),
+    ],
+)
+def test_a_baseline_that_is_not_a_report_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "before.json"
-    path.write_bytes(text)
-    with pytest.raises(KernelgenError, match="report"):
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(KernelgenError, match=re.escape(str(path))):
+        baseline.read(path)
+
+
+@pytest.mark.parametrize("us", ["NaN", "-5", "1e999", '"x"', "9" * 400, "9" * 5000])
+def test_a_baseline_with_an_impossible_time_is_refused(tmp_path: Path, us: str) -> None:
+    path = tmp_path / "before.json"
+    path.write_text(REPORT.format(us))
+    with pytest.raises(KernelgenError, match=r"us of a is|NaN is not a number|limit \(4300 digits\)"):
         baseline.read(path)
 
 
@@ -226,7 +248,9 @@ def test_a_name_that_is_not_a_pages_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 def test_calls_of_a_model_have_bars_and_plots(written: Path) -> None:
     covered = {"covered": 1, "ops": 2, "rows": [], "missing": [{"op": "<b>", "id": "x", "why": "none & <none>"}]}
+    kernels = [kernel | {"per_token": n, "per_prompt": 0} for n, kernel in enumerate(numbers(written)["kernels"])]
     with_calls = numbers(written) | {
+        "kernels": kernels,
         "calls": [call(1024, 1, 10.0, without_kernel=2)],
         "by_cache": [call(n_kv, 1, ms, without_kernel=2) for n_kv, ms in ((256, 8.0), (1024, 10.0))],
         "by_cores": [call(1024, n, 10.0 / n, without_kernel=2) for n in (1, 2, 4)],
@@ -235,10 +259,24 @@ def test_calls_of_a_model_have_bars_and_plots(written: Path) -> None:
     text = page(with_calls)
     found = Page(text)
     assert found.open == [] and text.count("<svg") == 4
+    assert ">2 of 16 GiB: 1.5 of weights, 0.5 of cache;" in text
     assert "2 nodes have no kernel" in text and "do not fit into the memory of a core" in text
     assert "none &amp; &lt;none&gt;" in text and "<b>" not in text
     for words in PARTS.values():
         assert words in text
+    launched, _, other = text.partition("1 kernels for other numbers of tokens or cells")
+    assert f'<tr id="{kernels[1]["id"]}"' in launched and f'<tr id="{kernels[0]["id"]}"' in other
+
+
+def test_numbers_have_at_most_three_digits() -> None:
+    shown = [page_text(value) for value in (8_030_261_248.0, 2726.7, 999.6, 68.41, 0.00176, 0.0)]
+    assert shown == ["8,030,000,000", "2,730", "1,000", "68.4", "0.00176", "0"]
+
+
+def test_each_column_is_explained_above_the_table(written: Path) -> None:
+    text = (written / "a.html").read_text()
+    headings = {heading.partition(", f")[0] for heading in re.findall('<button type="button">(.*?)</button>', text)}
+    assert "padding, %" in headings and headings == set(re.findall("<dt>(.*?)</dt>: <dd>.{10}", text))
 
 
 def test_each_part_of_a_launch_has_words_and_a_color() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 STEPS = {"NeuronEmit": "emitted", "NeuronCompile": "compiled", "NeuronBundle": "bundled"}
 
 _CMAKE = re.compile(r"(\S+): (\d+) kernels: (\d+) compiled, (\d+) from the cache, (\d+) up to date")
-_KERNELGEN = re.compile(r"(\d+) built \((\d+) compiled, (?:(\d+) from the cache, )?(\d+) up to date\), (\d+) failed")
+_KERNELGEN = re.compile(r"(\d+) built \((\d+) compiled, (?:(\d+) from the cache, )?.*?(\d+) up to date\), (\d+) failed")
 
 
 def spawns(text: str) -> Iterator[dict[str, Any]]:

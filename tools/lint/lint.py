@@ -158,7 +158,10 @@ def unplain(files: Sequence[str]) -> Iterator[str]:
     rows = words()
     for file in files:
         if file.endswith(_READ) and file != "tests/lint/test_lint.py":  # that file contains all of the words
+            lines = Path(file).read_text(encoding="utf-8").splitlines() if file.endswith(".md") else []
             for number, text in prose(file):
+                if lines and number > 1 and text.strip() and lines[number - 2] == lines[number - 1]:
+                    yield f"{file}:{number}: it repeats the line before it: remove one of them"
                 for pattern, advice in rows:
                     if found := pattern.search(text):
                         yield f"{file}:{number}: '{found[0].strip()}': write {advice}"

@@ -32,8 +32,9 @@ class BuildStep:
     Attributes:
         neff: the kernel and its settings.
         failure: the reason why there is no NEFF, or None.
-        fresh: whether this build compiled it; else it was up to date, or has the same bytes as one that was.
+        fresh: whether this build compiled it.
         cached: whether this build took it from a cache.
+        shared: whether it is the NEFF of a kernel before it in this build, which has the same HLO and settings.
         seconds: duration of the compile.
     """
 
@@ -42,6 +43,7 @@ class BuildStep:
     fresh: bool = False
     seconds: float = 0.0
     cached: bool = False
+    shared: bool = False
 
 
 class Reporter(Protocol):
@@ -308,7 +310,7 @@ class Executor:
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
-                self._report(BuildStep(neff, self.ended[target]), target)
+                self._report(BuildStep(neff, self.ended[target], shared=True), target)
             elif is_whole(target):
                 refusal = None if linted else self._refusal(hlo, self.configs[neff.config], neff.kernel)
                 self._report(BuildStep(neff, refusal), target)
@@ -334,7 +336,7 @@ class Executor:
         fresh = failure is None and not cached
         self._report(BuildStep(compile_.neff, failure, fresh, answer.seconds, cached), compile_.path)
         for neff in others:
-            self._report(BuildStep(neff, failure), compile_.path)
+            self._report(BuildStep(neff, failure, shared=True), compile_.path)
 
     def _refusal(self, hlo: bytes, config: CompileConfig, kernel: str) -> str | None:
         """Returns the lint's error for a kernel whose NEFF exists, or None; reports warnings."""

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,14 +207,9 @@ def _summarize(
 ) -> None:
     for path, size in written:
         click.echo(f"{path}  {binary_size(size)}")
-    compiled = sum(step.fresh for step in result.steps)
-    cached = sum(step.cached for step in result.steps)
-    done = len(result.steps) - len(failed)
-    from_cache = f"{cached} from the cache, " if cached else ""
-    click.echo(
-        f"{done} built ({compiled} compiled, {from_cache}{done - compiled - cached} up to date), {len(failed)} failed, "
-        f"{seconds:.1f} s"
-    )
+    counts = Counter(_origin(step) for step in result.steps if step.failure is None)
+    parts = [f"{counts[name]} {name}" for name in _ORIGINS if counts[name] or name in ("compiled", "up to date")]
+    click.echo(f"{counts.total()} built ({', '.join(parts)}), {len(failed)} failed, {seconds:.1f} s")
     if only is not None:
         click.echo("no bundles were written: --only leaves kernels out")
     elif failed:
@@ -271,8 +267,15 @@ class _Bar:
 def _describe(step: BuildStep) -> str:
     if step.failure is not None:
         return f"{step.neff.config} {step.neff.kernel} FAILED"
-    how = f"{step.seconds:.2f} s" if step.fresh else "from the cache" if step.cached else "up to date"
-    return f"{step.neff.config} {step.neff.kernel} {how}"
+    return f"{step.neff.config} {step.neff.kernel} {f'{step.seconds:.2f} s' if step.fresh else _origin(step)}"
+
+
+_ORIGINS = ("compiled", "from the cache", "equal to another", "up to date")
+
+
+def _origin(step: BuildStep) -> str:
+    """Returns in words where a built kernel's NEFF is from."""
+    return _ORIGINS[(step.fresh, step.cached, step.shared, True).index(True)]
 
 
 @contextlib.contextmanager

@@ -32,7 +32,11 @@ VARIABLE = "GGML_NEURON_REPACKED"
     help="The target, if the kernels of several targets read weights in different layouts.",
 )
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file.  [default: MODEL.repacked.gguf]"
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The file.  [default: MODEL.repacked.gguf in the current folder]",
 )
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Threads.  [default: one for each processor]"
@@ -64,7 +68,7 @@ def command(
         )
     if not chosen:
         raise KernelgenError(f"{model} has no weight that can be repacked here")
-    output = output or model.with_name(f"{model.name.removesuffix('.gguf')}.repacked.gguf")
+    output = output or Path(f"{model.name.removesuffix('.gguf')}.repacked.gguf")
     if output.exists() and any(output.samefile(one.weight.file) for one in chosen):
         raise KernelgenError(f"-o {output} is the model's own file")
     with _progress(sum(one.weight.size for one in chosen)) as progress:

@@ -25,6 +25,7 @@ from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.forecast.call import CallForecast
 from kernelgen.forecast.kernels import Kernels
 from kernelgen.model import exporter, graph_ops, sources
+from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.model.sources import SourceKind
 from kernelgen.neff.identity import NeffKey
@@ -35,6 +36,7 @@ from kernelgen.report import measured as measurements
 from kernelgen.report.kernel_page import KernelOrigin
 from kernelgen.report.numbers import ReportInputs, collect
 from kernelgen.report.page import of_kernel, page, table
+from kernelgen.report.titles import ModelTitles
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -153,6 +155,7 @@ def command(
             calls=model_calls.calls,
             by_cache=model_calls.by_cache,
             by_cores=model_calls.by_cores,
+            titles=model_calls.titles,
             coverage=model_calls.coverage,
             stored=bundles,
             measured=times,
@@ -261,6 +264,7 @@ class _Calls:
         self.calls: list[CallForecast] = []
         self.by_cache: list[CallForecast] = []
         self.by_cores: list[CallForecast] = []
+        self.titles = ModelTitles()
         self.coverage: Any = None
 
     def forecast(self, model: Path, graph_exporter: exporter.Exporter) -> None:
@@ -279,6 +283,8 @@ class _Calls:
             if size in found:
                 continue
             found[size] = self._kernels.forecast(graph, self._chip, layers=header.layers)
+            self.titles.add(graph, found[size])
+            self.settings = self._settings_of(graph)
             if size == (1, min(CELLS, n_ctx)):
                 self.by_cores = [
                     self._kernels.forecast(graph, self._chip, layers=header.layers, cores=n) for n in CORES
@@ -289,7 +295,6 @@ class _Calls:
                 "parameters": header.parameters,
                 "layers": header.layers,
             }
-        self.settings = {"n_ctx": n_ctx, "type_k": self._settings.type_k, "type_v": self._settings.type_v}
         self.calls = [found[1, min(CELLS, n_ctx)], found[wanted[-1]]]
         self.by_cache = [found[1, n] for n in cells]
         self._cover(collector, groups)
@@ -309,12 +314,21 @@ class _Calls:
         for number, graph in enumerate(graphs, 1):
             collector.add(graph, number)
         found = {size: self._kernels.forecast(graph, self._chip) for size, graph in sorted(sized.items())}
+        for size, call in found.items():
+            self.titles.add(sized[size], call)
+        self.settings = self._settings_of(sized[max(found)])
         first, last = min(found), max(found)
         self.model = {"graphs": path.name}
         self.by_cache = [call for (n_tokens, _), call in found.items() if n_tokens == first[0]]
         self.by_cores = [self._kernels.forecast(sized[first], self._chip, cores=n) for n in CORES]
         self.calls = [found[size] for size in dict.fromkeys((first, last))]
         self._cover(collector, groups)
+
+    def _settings_of(self, graph: Graph) -> dict[str, Any]:
+        """Returns how llama.cpp ran the model for a graph, by option."""
+        names = ("n_ctx", "type_k", "type_v", "flash_attn")
+        used = {name: graph.context[name] for name in names if name in graph.context}
+        return used | ({"n_ctx": f"any; {used['n_ctx']:,} for these calls"} if self._settings.any_ctx else {})
 
     def _cover(self, collector: graph_ops.Collector, groups: frozenset[GraphSpec]) -> None:
         ops = frozenset(spec for spec in self._kernels.by_graph if isinstance(spec, KernelSpec))

@@ -56,11 +56,13 @@ class Grouping:
         groups: the groups, in the order of the graph.
         outside: (number, reason) of each node in no group.
         sizes: number of graph nodes in each group: fewer than its kernel's nodes if the kernel has one for each sequence.
+        starts: number of the first node of each group.
     """
 
     groups: tuple[GraphSpec, ...]
     outside: tuple[tuple[int, UngroupedReason], ...]
     sizes: tuple[int, ...]
+    starts: tuple[int, ...]
 
     @property
     def nodes(self) -> int:
@@ -132,7 +134,7 @@ class Groups:
                 groups.append(group)
                 nodes.append(Counter(originals[at : at + len(group.nodes)]))
                 at += len(group.nodes)
-        return Grouping(tuple(groups), tuple(outside), tuple(map(len, nodes))), nodes
+        return Grouping(tuple(groups), tuple(outside), tuple(map(len, nodes)), tuple(map(min, nodes))), nodes
 
     def _token(self, node: Hashable) -> KernelSpec | None:
         # A reader gives equal nodes as one object; keeping it keeps its id unique.

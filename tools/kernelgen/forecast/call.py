@@ -6,7 +6,7 @@ whether or not that kernel exists; missing kernels are counted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -32,13 +32,18 @@ class Launches:
 
     Attributes:
         spec: the kernel.
-        count: number of launches.
+        nodes: the graph's nodes that each launch computes.
         time: time of one launch.
     """
 
     spec: KernelSpec | GraphSpec
-    count: int
+    nodes: tuple[range, ...]
     time: Time
+
+    @property
+    def count(self) -> int:
+        """The number of launches."""
+        return len(self.nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,9 @@ def forecast(
         widened: weights, in ggml's form, that have the layout `bf16`.
     """
     grouping = groups if isinstance(groups, Grouping) else groups.find(graph)
-    counts: Counter[KernelSpec | GraphSpec] = Counter(grouping.groups)
+    computed: dict[KernelSpec | GraphSpec, list[range]] = defaultdict(list)
+    for group, start, size in zip(grouping.groups, grouping.starts, grouping.sizes, strict=True):
+        computed[group].append(range(start, start + size))
     split = graph.devices > 1
     if split:
         cores = 1
@@ -135,20 +142,20 @@ def forecast(
             continue
         spec = node.spec()
         if spec in kernels:
-            counts[spec] += 1
+            computed[spec].append(range(number, number + 1))
         elif spec.op == "all_reduce":
             over_host.append(spec.output.storage_bytes)
         else:
             missing += 1
     launches = []
     summing = 0
-    for one, count in counts.items():
+    for one, nodes in computed.items():
         work = work_of(one)
         if work is None:
-            missing += count
+            missing += len(nodes)
         else:
-            summing += count * bool(work.all_reduces)
-            launches.append(Launches(one, count, of_work(of_one_core(work, cores), chip, queued=queued)))
+            summing += len(nodes) * bool(work.all_reduces)
+            launches.append(Launches(one, tuple(nodes), of_work(of_one_core(work, cores), chip, queued=queued)))
     launches.sort(key=lambda one: -one.count * one.time.total)
     sizes = graph.sizes
     n_tokens, n_kv = sizes.get("n_tokens", 1), sizes.get("n_kv", 0)

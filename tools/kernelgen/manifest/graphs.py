@@ -264,10 +264,17 @@ class _GraphEntry(KernelEntry):
         if not self.good or len(nodes) != len(self.members):
             return None
         try:
-            return GraphSpec.make(nodes)
+            return GraphSpec.make(nodes, self._label(values))
         except ValueError as error:
             self.fail_with(values, self.entry, str(error))
             return None
+
+    def _label(self, values: Mapping[str, Value]) -> str:
+        """Returns the entry's name and its sizes; without a name, the names of its results."""
+        name = self.entry.get("name")
+        results = [item.text for item in self._need("outputs").value]
+        sizes = ", ".join(f"{variable} {value}" for variable, value in values.items())
+        return f"{', '.join(results) if name is None else name.text}{': ' if sizes else ''}{sizes}"
 
     def _node(
         self, i: int, member: _Member, memory: dict[str, _Memory], outputs: set[str], values: Mapping[str, Value]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from kernelgen.errors import KernelgenError
+from kernelgen.report import inputs
 from kernelgen.report.numbers import FORMAT
 
 
@@ -14,15 +14,26 @@ def read(path: Path) -> dict[str, Any]:
     """Returns the numbers of a report's JSON.
 
     Raises:
-        KernelgenError: the file is not a report.
+        KernelgenError: the file is not a report, or a time that `differences` compares is not a number above 0.
+        OSError: it can't be read.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise KernelgenError(f"{path}: expected the JSON that `kernelgen report` writes: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or "kernels" not in found:
+    label = "the JSON that `kernelgen report` writes"
+    report = inputs.read_json(path, inputs.read_text(path), label)
+    if not isinstance(report, dict) or report.get("format") != FORMAT:
         raise KernelgenError(f"{path}: expected a report of format {FORMAT}; write it again with this kernelgen")
-    return found
+    try:
+        report["target"], report["lnc"]
+        for call in report["calls"]:
+            call["ms"] = inputs.number(f"{path}: ms of {_call_name(call)}", call["ms"])
+        for kernel in report["kernels"]:
+            kernel["id"] = str(kernel["id"])
+            for column in ["us"] if kernel["measured_us"] is None else ["us", "measured_us"]:
+                kernel[column] = inputs.number(f"{path}: {column} of {kernel['id']}", kernel[column])
+    except (KeyError, TypeError):
+        raise KernelgenError(
+            f"{path}: expected {label}, with the target, its LNC, and times of calls and kernels"
+        ) from None
+    return report
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], threshold: float) -> list[dict[str, Any]]:

@@ -55,12 +55,27 @@ def facts(row: Mapping[str, Any], made: KernelOrigin) -> dict[str, str]:
     return found
 
 
-def tensors(hlo: bytes) -> list[tuple[str, str, str]]:
-    """Returns a kernel's inputs and outputs: role, name in the NEFF, and shape in HLO text form."""
+def tensors(hlo: bytes, names: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """Returns a kernel's inputs and outputs: role, name for readers, name in the NEFF, and shape in HLO text form.
+
+    Args:
+        hlo: the kernel's HLO.
+        names: names of the inputs `input0`, `input1`, …; further inputs have none.
+    """
     described = describe(hlo)
     shared = dict(described.aliases)
-    return [("input", name, shape) for name, shape in described.parameters] + [
-        (f"output, in the memory of {shared[name]}" if name in shared else "output", name, shape)
+
+    def tensor(name: str) -> str:
+        number = name.partition(".")[0].removeprefix("input")  # of input7.must_alias_input
+        return names[int(number)] if number.isdecimal() and int(number) < len(names) else ""
+
+    return [("input", tensor(name), name, shape) for name, shape in described.parameters] + [
+        (
+            f"output, in the memory of {shared[name]}" if name in shared else "output",
+            tensor(shared.get(name, "")),
+            name,
+            shape,
+        )
         for name, shape in described.results
     ]
 

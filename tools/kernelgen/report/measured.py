@@ -4,27 +4,23 @@
 
 - CSV with the columns `kernel` and `us`.
 - The trace that the backend writes for GGML_NEURON_PROFILE: a kernel's time is the median of its launches.
-- The output of llama.cpp's `test-backend-ops perf --output sql` (its CSV has no times), or CSV with the columns of that table.
+- The output of llama.cpp's `test-backend-ops perf --output sql` (its CSV has no times), or CSV with the columns of that table. The
+  SQL is read line by line in the one form that test-backend-ops writes, and not executed.
 - The output of `neuron-profile view --output-format summary-json`: `{name: {"total_time": seconds, …}}`. The file's name is the
   kernel's id, `<id>.json`, because the summary does not contain it.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
 import re
-import sqlite3
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.report import inputs
 from kernelgen.spec.op_kernel import KernelSpec
 
 Times = dict[str, float]
@@ -34,6 +30,10 @@ _PLAIN = {"v": "0", "nf": "1", "perm1": "0", "src_overlap": "0", "per": "[0,1,2,
 """Parameters of cases with contiguous tensors and a graph of one op."""
 
 _PARAM = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]*)")
+
+_CREATE = "CREATE TABLE IF NOT EXISTS test_backend_ops ("
+_INSERT = re.compile(r"INSERT INTO test_backend_ops \(([a-z_, ]*)\) VALUES \('(.*)'\);")
+"""A row of `sql_printer` in llama.cpp's tests/test-backend-ops.cpp, which writes each value as text and escapes nothing."""
 
 
 def read(path: Path, specs: Iterable[KernelSpec]) -> Times:
@@ -47,23 +47,19 @@ def read(path: Path, specs: Iterable[KernelSpec]) -> Times:
         KernelgenError: the file has none of the formats, or a time in it is not a number above 0.
         OSError: it can't be read.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise KernelgenError(f"{path}: expected text: {error}") from None
+    text = inputs.read_text(path)
     start = text.lstrip()[:1]
     if start == "[":
         return _of_profile(path, text)
     if start == "{":
         return _of_summary(path, text)
     if text.lstrip().startswith("CREATE TABLE"):
-        return _of_cases(path, _sql_rows(path, text), specs)
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    columns = set(rows.fieldnames or ())
+        return _of_cases(_sql_rows(path, text), specs)
+    columns, rows = inputs.read_csv(path, text)
     if {"kernel", "us"} <= columns:
-        return {row["kernel"]: _number(f"{path}:{rows.line_num}: us", row["us"]) for row in rows}
+        return {row["kernel"]: inputs.number(f"{location}: us", row["us"]) for location, row in rows}
     if {"op_name", "op_params", "time_us"} <= columns:
-        return _of_cases(path, list(rows), specs)
+        return _of_cases(rows, specs)
     if {"op_name", "op_params"} <= columns:
         raise KernelgenError(
             f"{path}: this CSV of test-backend-ops has no times: run `test-backend-ops perf --output sql` instead"
@@ -74,74 +70,63 @@ def read(path: Path, specs: Iterable[KernelSpec]) -> Times:
     )
 
 
-def _number(where: str, value: Any) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        raise KernelgenError(f"{where} is {value!r}; expected microseconds") from None
-    if not 0 < found < math.inf:
-        raise KernelgenError(f"{where} is {value}; expected a number above 0")
-    return found
-
-
-def _json(path: Path, text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise KernelgenError(f"{path}: expected {what}: {error}") from None
-
-
 def _of_profile(path: Path, text: str) -> Times:
     text = text.rstrip()
     if not text.endswith("]"):  # its program was killed: the last line may be incomplete
         text = text[: text.rfind("\n")].rstrip().rstrip(",") + "]"
-    found = defaultdict(list)
-    for event in _json(path, text, "a profile of the backend (GGML_NEURON_PROFILE)"):
+    durations = defaultdict(list)
+    for event in inputs.read_json(path, text, "a profile of the backend (GGML_NEURON_PROFILE)"):
         try:
-            if event["ph"] == "X" and not event["args"]["failed"]:
-                found[event["name"]].append(float(event["dur"]))
-        except (KeyError, TypeError, ValueError):
-            raise KernelgenError(f"{path}: expected events of the backend's profile, not {event!r}") from None
-    return {kernel: statistics.median(times) for kernel, times in found.items()}
+            is_launch = event["ph"] == "X" and not event["args"]["failed"]
+            kernel, dur = (event["name"], event["dur"]) if is_launch else ("", 0)
+        except (KeyError, TypeError):
+            kernel = None
+        if not isinstance(kernel, str):
+            raise KernelgenError(f"{path}: expected events of the backend's profile, not {repr(event)[:200]}")
+        if is_launch:
+            durations[kernel].append(inputs.number(f"{path}: dur of {kernel}", dur))
+    return {kernel: statistics.median(times) for kernel, times in durations.items()}
 
 
 def _of_summary(path: Path, text: str) -> Times:
-    what = "what `neuron-profile view --output-format summary-json` prints"
-    found = _json(path, text, what)
-    summary = next(iter(found.values()), None)
-    if len(found) != 1 or not isinstance(summary, dict) or "total_time" not in summary:
-        raise KernelgenError(f"{path}: expected {what}: one profile, with total_time in seconds")
-    return {path.stem: _number(f"{path}: total_time", summary["total_time"]) * 1e6}
+    label = "what `neuron-profile view --output-format summary-json` prints"
+    profiles = inputs.read_json(path, text, label)
+    summary = next(iter(profiles.values()), None)
+    if len(profiles) != 1 or not isinstance(summary, dict) or "total_time" not in summary:
+        raise KernelgenError(f"{path}: expected {label}: one profile, with total_time in seconds")
+    return {path.stem: inputs.number(f"{path}: total_time", summary["total_time"]) * 1e6}
 
 
-def _sql_rows(path: Path, text: str) -> list[dict[str, Any]]:
-    """Returns the rows of a table that an SQL script creates; the script may do nothing else."""
-    allowed = {sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_READ}
-    allowed |= {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_TRANSACTION}
-    database = sqlite3.connect(":memory:")
-    database.row_factory = sqlite3.Row
-    database.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY)
-    try:
-        database.executescript(text)
-        rows = database.execute("SELECT op_name, op_params, time_us FROM test_backend_ops").fetchall()
-    except sqlite3.Error as error:
-        raise KernelgenError(f"{path}: expected what `test-backend-ops perf --output sql` prints: {error}") from None
-    finally:
-        database.close()
-    return [dict(row) for row in rows]
+def _sql_rows(path: Path, text: str) -> list[tuple[str, Mapping[str, str]]]:
+    """Returns (place, values by column) of the rows that test-backend-ops wrote."""
+    rows: list[tuple[str, Mapping[str, str]]] = []
+    creates = False
+    for number, line in enumerate(text.splitlines(), 1):
+        location = f"{path}:{number}"
+        insert = _INSERT.fullmatch(line)
+        names, values = (insert[1].split(", "), insert[2].split("', '")) if insert else ([], [])
+        if creates:
+            creates = line != ");"
+        elif insert and len(names) == len(values) and {"op_name", "op_params", "time_us"} <= set(names):
+            rows.append((location, dict(zip(names, values, strict=True))))
+        elif line == _CREATE:
+            creates = True
+        elif line:
+            raise KernelgenError(f"{location}: expected a row as `test-backend-ops perf --output sql` prints it")
+    return rows
 
 
-def _of_cases(path: Path, rows: Iterable[Mapping[str, Any]], specs: Iterable[KernelSpec]) -> Times:
+def _of_cases(rows: Iterable[tuple[str, Mapping[str, str]]], specs: Iterable[KernelSpec]) -> Times:
     """Returns the times of test-backend-ops' cases; omits cases that no kernel, or more than one, computes."""
     by_shape = defaultdict(list)
     for spec in specs:
-        inputs = spec.without_layouts.inputs
-        by_shape[spec.op, tuple(inputs[:2]), spec.output].append(spec.id)
+        first = spec.without_layouts.inputs[:2]
+        by_shape[spec.op, tuple(first), spec.output].append(spec.id)
     found: Times = {}
-    for row in rows:
-        if not row["time_us"] or float(row["time_us"]) == 0:  # the backend does not support the case
+    for location, row in rows:
+        if not row["time_us"].strip("0."):  # the backend does not support the case
             continue
-        time = _number(f"{path}: time_us of {row['op_name']}({row['op_params']})", row["time_us"])
+        time = inputs.number(f"{location}: time_us", row["time_us"])
         ids = {one for shape in _shapes(row["op_name"], row["op_params"]) for one in by_shape[shape]}
         if len(ids) == 1:
             found[ids.pop()] = time

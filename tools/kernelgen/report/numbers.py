@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
 
@@ -17,8 +17,12 @@ from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast
 from kernelgen.forecast.kernels import Kernels, Spec
 from kernelgen.forecast.time import of_work
+from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.hlo.flops import flops
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.report import titles
+from kernelgen.report.titles import ModelTitles
+from kernelgen.spec.graph_kernel import GraphNode, GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import PARTITIONS
 
@@ -44,6 +48,7 @@ class ReportInputs:
         calls: forecasts of one token and of a prompt, in this order; empty without a model.
         by_cache: forecasts of one token, by ascending cells of the cache.
         by_cores: forecasts of one token, by ascending number of cores.
+        titles: titles of the kernels that these calls launch.
         coverage: the coverage of nodes, in the form of `kernelgen coverage --format json`; None without a model.
         stored: bundles for the target.
         measured: measured microseconds of a launch, by kernel.
@@ -57,6 +62,7 @@ class ReportInputs:
     calls: Sequence[CallForecast]
     by_cache: Sequence[CallForecast]
     by_cores: Sequence[CallForecast]
+    titles: ModelTitles
     coverage: Any
     stored: Sequence[StoredBundle]
     measured: Mapping[str, float]
@@ -81,7 +87,7 @@ def collect(inputs: ReportInputs, kernels: Kernels) -> dict[str, Any]:
     rows = [
         row
         for spec, named in kernels.by_graph.items()
-        if (row := _kernel(spec, named, kernels, inputs.chip, counts, inputs.measured)) is not None
+        if (row := _kernel(spec, named, kernels, inputs, counts)) is not None
     ]
     same = {row["hlo_sha256"]: row["measured_us"] for row in rows if row["measured_us"] is not None}
     for row in rows:
@@ -103,6 +109,7 @@ def collect(inputs: ReportInputs, kernels: Kernels) -> dict[str, Any]:
         "lnc": inputs.chip.lnc,
         "model": dict(inputs.model),
         "settings": dict(inputs.settings),
+        "weights": _layouts(named for spec, named in kernels.by_graph.items() if not counts or spec in counts[0]),
         "bundles": [_bundle(stored) for stored in inputs.stored],
         "kernels_sha256": _digest(row["id"] + row["hlo_sha256"] for row in rows),
         "roofline": {
@@ -154,19 +161,34 @@ def _call(call: CallForecast) -> dict[str, Any]:
         "launches": call.count,
         "nodes_without_kernel": call.missing,
         "fits": call.memory.fits,
+        "memory": asdict(call.memory),
         "parts_ms": {**call.parts_ms, "host": call.transfers_us / 1e3},
     }
+
+
+def _layouts(specs: Iterable[Spec]) -> dict[str, list[str]]:
+    """Returns the types of the weights of products, by their layout on the device; "" is the file's own."""
+    found: dict[str, set[str]] = {}
+    for spec in specs:
+        for node in spec.nodes if isinstance(spec, GraphSpec) else [spec]:
+            kernel = node.kernel if isinstance(node, GraphNode) else node
+            number = WEIGHTS.get(kernel.op)
+            if isinstance(kernel, KernelSpec) and number is not None:
+                weight = kernel.inputs[number]
+                if weight is not None and (kernel.op != "mul_mat" or weight.ne[2:] == (1, 1)):  # not keys or values
+                    found.setdefault(weight.layout, set()).add(weight.dtype)
+    return {layout: sorted(dtypes) for layout, dtypes in sorted(found.items())}
 
 
 def _kernel(
     spec: Spec,
     named: Spec,
     kernels: Kernels,
-    chip: Chip,
+    inputs: ReportInputs,
     counts: Sequence[Mapping[Spec, int]],
-    measured: Mapping[str, float],
 ) -> dict[str, Any] | None:
     """Returns the row of a kernel; None if its HLO can't be emitted."""
+    chip = inputs.chip
     work = kernels.work(spec, chip)
     hlo = kernels.hlo(spec)
     if work is None or hlo is None:
@@ -181,9 +203,11 @@ def _kernel(
     bound = max(streamed, sum(n / peak(chip, dtype) for dtype, n in products.items()))
     return {
         "id": named.id,
+        "title": inputs.titles.title(spec) or titles.title(named),
         "kind": "group" if isinstance(named, GraphSpec) else named.op,
         "nodes": len(named.nodes) if isinstance(named, GraphSpec) else 1,
         "computes": _described(named),
+        "tensors": titles.tensors(named),
         "per_token": counts[0].get(spec, 0) if counts else None,
         "per_prompt": counts[-1].get(spec, 0) if counts else None,
         "flops": products,
@@ -195,7 +219,7 @@ def _kernel(
         "lower_bound_us": bound,
         "padding": 1 - min(needed / columns, 1.0) if needed and columns else 0.0,
         "parts_us": {part: us for part, us in time.parts.items() if us},
-        "measured_us": measured.get(named.id),
+        "measured_us": inputs.measured.get(named.id),
         "hlo_sha256": hashlib.sha256(hlo).hexdigest(),
     }
 

@@ -13,26 +13,41 @@ from kernelgen.report import kernel_page, plots
 from kernelgen.report.numbers import PARTS
 
 COLUMNS = {
-    "id": "kernel",
-    "kind": "op",
-    "nodes": "nodes",
-    "per_token": "per token",
-    "per_prompt": "per prompt",
-    "flops": "GFLOPs",
-    "mb": "MB moved",
-    "intensity": "FLOPs per byte",
-    "bound": "bound by",
-    "lower_bound_us": "lower bound, µs",
-    "us": "modelled, µs",
-    "measured_us": "measured, µs",
-    "share": "share of a token, %",
-    "padding": "padding, %",
-    "neff_bytes": "NEFF, bytes",
-    "compile_s": "compile time, s",
+    "title": ("kernel", "what it computes, and the id that bundles and the backend's log have for it"),
+    "kind": ("op", "ggml's op; a group is one program for several nodes"),
+    "nodes": ("nodes", "nodes of ggml's graph that a launch computes"),
+    "per_token": ("per token", "launches for one token"),
+    "per_prompt": ("per prompt", "launches for the prompt"),
+    "flops": ("GFLOPs", "10⁹ FLOPs of a launch's products, by type: two for each multiply-add"),
+    "mb": ("MB moved", "10⁶ bytes of device memory that a launch reads and writes"),
+    "intensity": ("FLOPs per byte", "the two columns before, divided"),
+    "bound": ("bound by", "what takes the largest part of a launch's time"),
+    "lower_bound_us": (
+        "lower bound, µs",
+        "the longer of two times: moving these bytes, and computing the products at the tensor engine's full rate",
+    ),
+    "us": ("modelled, µs", "the forecast time of a launch"),
+    "measured_us": ("measured, µs", "the time of a launch in the files of --measured"),
+    "share": (
+        "share, %",
+        "the part of the forecast time: of one token, or without a model of one launch of each kernel",
+    ),
+    "padding": (
+        "padding, %",
+        "the part of the tensor engine's work that the kernel does not need: a product with one row takes as long as one with "
+        "128 rows. It costs no time where memory is the bound",
+    ),
+    "neff_mb": ("NEFF, MB", "the size of the compiled program"),
+    "compile_s": ("compile time, s", "the time that neuronx-cc took on this machine"),
 }
-"""Columns of the table of kernels: the key of a row and the heading. The page has a column of FLOPs for each dtype."""
-WORDS = ("id", "kind", "bound")
+"""Columns of the table of kernels: key, heading and meaning. FLOPs have a column for each dtype."""
+WORDS = ("title", "kind", "bound")
 """The columns with text; the others have numbers."""
+CSV_COLUMNS = (
+    *("id", "title", "kind", "nodes", "per_token", "per_prompt", "intensity", "bound", "lower_bound_us", "us"),
+    *("measured_us", "share", "padding", "neff_bytes", "compile_s", "bytes"),
+)
+"""The keys of a kernel in the CSV; a column of FLOPs for each dtype follows."""
 
 
 def row(kernel: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +56,7 @@ def row(kernel: Mapping[str, Any]) -> dict[str, Any]:
     del found["flops"]
     found |= {_flops_column(dtype): flops / 1e9 for dtype, flops in kernel["flops"].items()}
     found["mb"] = kernel["bytes"] / 1e6
+    found["neff_mb"] = None if kernel["neff_bytes"] is None else kernel["neff_bytes"] / 1e6
     found["share"] = kernel["share"] * 100
     found["padding"] = kernel["padding"] * 100
     return found
@@ -56,9 +72,9 @@ def _dtypes(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _columns(kernels: Sequence[Mapping[str, Any]], unused: Collection[str]) -> dict[str, str]:
-    """Returns the columns of the page's table, with one of FLOPs for each dtype."""
+    """Returns the headings of the page's table, with a column of FLOPs for each dtype."""
     found: dict[str, str] = {}
-    for name, heading in COLUMNS.items():
+    for name, (heading, _) in COLUMNS.items():
         if name == "flops":
             found |= {_flops_column(dtype): f"{heading}, {dtype}" for dtype in _dtypes(kernels)}
         elif name not in unused:
@@ -67,23 +83,23 @@ def _columns(kernels: Sequence[Mapping[str, Any]], unused: Collection[str]) -> d
 
 
 def text(value: Any) -> str:
-    """Returns a table's value as text; empty if unavailable."""
+    """Returns a value as text, a float with three significant digits; empty if unavailable."""
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return str(value)
+        rounded = float(f"{value:.3g}")
+        return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def table(numbers: Mapping[str, Any]) -> str:
     """Returns the table of kernels as CSV; FLOPs have a column for each dtype."""
     dtypes = _dtypes(numbers["kernels"])
-    names = [name for name in COLUMNS if name not in ("flops", "mb")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, "bytes", *map(_flops_column, dtypes)])
+    writer.writerow([*CSV_COLUMNS, *map(_flops_column, dtypes)])
     for kernel in numbers["kernels"]:
-        writer.writerow([kernel[n] for n in names] + [kernel["bytes"]] + [kernel["flops"].get(d, 0) for d in dtypes])
+        writer.writerow([kernel[n] for n in CSV_COLUMNS] + [kernel["flops"].get(d, 0) for d in dtypes])
     return out.getvalue()
 
 
@@ -116,7 +132,7 @@ def of_kernel(row: Mapping[str, Any], made: kernel_page.KernelOrigin, report: st
             report=report,
             parts=PARTS,
             facts=kernel_page.facts(row, made),
-            tensors=kernel_page.tensors(made.hlo),
+            tensors=kernel_page.tensors(made.hlo, row["tensors"]),
             hlo=kernel_page.hlo_text(made.hlo),
             log=made.log,
         )
@@ -139,7 +155,7 @@ def page(
     if not numbers["calls"]:
         unused |= {"per_token", "per_prompt"}
     if not numbers["bundles"]:
-        unused.add("neff_bytes")
+        unused.add("neff_mb")
     if all(kernel["compile_s"] is None for kernel in numbers["kernels"]):
         unused.add("compile_s")
     return (
@@ -166,6 +182,11 @@ def page(
                 "Tokens per second over cores; the table below has the numbers",
             ),
             columns=_columns(numbers["kernels"], unused),
+            meanings=[meaning for name, meaning in COLUMNS.items() if name not in unused],
+            launched=[
+                one for one in numbers["kernels"] if not numbers["calls"] or one["per_token"] or one["per_prompt"]
+            ],
+            titles={kernel["id"]: kernel["title"] for kernel in numbers["kernels"]},
             words=WORDS,
             row=row,
         )

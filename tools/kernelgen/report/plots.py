@@ -110,7 +110,7 @@ def roofline(kernels: Sequence[Mapping[str, Any]], gb_per_s: float, tflops: Mapp
         name = escape(kernel["id"])
         shapes.append(
             f'<a href="#{name}"><circle cx="{axes.x(kernel["intensity"]):.1f}" cy="{axes.y(gflops):.1f}" r="4">'
-            f"<title>{name}: {kernel['intensity']:.3g} FLOPs per byte, {gflops:.4g} GFLOP/s</title></circle></a>"
+            f"<title>{escape(kernel['title'])}: {kernel['intensity']:.3g} FLOPs per byte, {gflops:.4g} GFLOP/s</title></circle></a>"
         )
     return _svg(
         shapes, "Roofline: GFLOP/s of kernels over their FLOPs per byte; the table below has the numbers", HEIGHT

@@ -150,10 +150,14 @@ class GraphSpec:
         nodes: in order of computation.
         slots: bytes of each slot, from its base to the end of its last use. Slots are numbered by first use: in the order of
             nodes, and within a node its inputs before its result.
+        label: a manifest's name for it, for readers; may be empty.
+        slot_names: a manifest's name for each slot, for readers; empty without a label.
     """
 
     nodes: tuple[GraphNode, ...]
     slots: tuple[int, ...]
+    label: str = field(default="", compare=False)
+    slot_names: tuple[str, ...] = field(default=(), compare=False)
     id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -161,14 +165,18 @@ class GraphSpec:
         object.__setattr__(self, "id", _graph_id(self))
 
     @staticmethod
-    def make(nodes: Iterable[UnnumberedNode]) -> GraphSpec:
+    def make(nodes: Iterable[UnnumberedNode], label: str = "") -> GraphSpec:
         """Returns the canonical form of nodes.
+
+        Args:
+            nodes: the nodes; with a label, the roots of their slots are the slots' names.
+            label: see `GraphSpec`.
 
         Raises:
             ValueError: they are not a group: a node reads memory of a later one, a view has a different type than its root or
                 extends beyond it, a result is written to memory of none of the node's inputs, or no result is read.
         """
-        return _Maker(list(nodes)).spec()
+        return _Maker(list(nodes)).spec(label)
 
     @property
     def op(self) -> str:
@@ -396,12 +404,12 @@ class _Maker:
                 raise ValueError(f"{what}: the memory that it writes to is none of its inputs")
         return made
 
-    def spec(self) -> GraphSpec:
+    def spec(self, label: str) -> GraphSpec:
         nodes = tuple(self._node(i, node) for i, node in enumerate(self.nodes))
         slots = tuple(self.high[root] - self.low[root] for root in self.numbers)
         if len(slots) > MAX_NODES or any(extent >= 2**63 for extent in slots):
             raise ValueError(f"a graph kernel has at most {MAX_NODES} slots, of less than 2^63 bytes each")
-        spec = GraphSpec(nodes, slots)
+        spec = GraphSpec(nodes, slots, label, tuple(map(str, self.numbers)) if label else ())
         opened = {bool(node.opened) for node in nodes if ggml_ops.op(node.op).opens}
         if len(opened) > 1:
             raise ValueError("some nodes of a group are for any numbers, and others for their own")
