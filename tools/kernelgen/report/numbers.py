@@ -168,7 +168,7 @@ def _call(call: CallForecast) -> dict[str, Any]:
 
 def _layouts(specs: Iterable[Spec]) -> dict[str, list[str]]:
     """Returns the types of the weights of products, by their layout on the device; "" is the file's own."""
-    found: dict[str, set[str]] = {}
+    dtypes: dict[str, set[str]] = {}
     for spec in specs:
         for node in spec.nodes if isinstance(spec, GraphSpec) else [spec]:
             kernel = node.kernel if isinstance(node, GraphNode) else node
@@ -176,8 +176,8 @@ def _layouts(specs: Iterable[Spec]) -> dict[str, list[str]]:
             if isinstance(kernel, KernelSpec) and number is not None:
                 weight = kernel.inputs[number]
                 if weight is not None and (kernel.op != "mul_mat" or weight.ne[2:] == (1, 1)):  # not keys or values
-                    found.setdefault(weight.layout, set()).add(weight.dtype)
-    return {layout: sorted(dtypes) for layout, dtypes in sorted(found.items())}
+                    dtypes.setdefault(weight.layout, set()).add(weight.dtype)
+    return {layout: sorted(names) for layout, names in sorted(dtypes.items())}
 
 
 def _kernel(
