@@ -21,6 +21,7 @@ TOOLS = (
     "bash",
     "env",
     "mkdir",
+    "mktemp",
     "mv",
     "rm",
     "grep",
@@ -257,19 +258,19 @@ def test_debians_bazel_is_downloaded_once_and_runs_from_its_folder(debian: Machi
     assert debian.run("--version").stdout == f"bazel {PINNED}\n"
 
 
-def test_debians_bazel_takes_the_overrides_of_the_checkout(debian: Machine) -> None:
+def test_debians_bazel_takes_its_own_rulesets(debian: Machine) -> None:
     del debian.environment["NEURON_KERNELGEN_OFFLINE"]
-    offline = f"--bazelrc={debian.project}/tools/bazel/offline/bazelrc"
-    assert debian.run("build", "//x").stdout.splitlines()[-3:] == [offline, "build", "//x"]
-    lines = (copy_folder(debian) / "bazelrc").read_text().splitlines()
-    assert lines[0] == f"common --override_module=rules_cc={copy_folder(debian)}/usr/share/bazel/rules/cc"
-    overrides = re.findall(
-        r"^common:offline --override_(?:module|repository)=\w+=(/usr/share/bazel/.*)$",
-        (ROOT / ".bazelrc").read_text(),
-        re.M,
-    )
-    assert len(overrides) > 10
-    assert [line.split("=", 2)[2] for line in lines[1:]] == [f"{copy_folder(debian)}{path}" for path in overrides]
+    flag, *rest = debian.run("build", "//x").stdout.splitlines()[-3:]
+    assert rest == ["build", "//x"]
+    lines = Path(flag.removeprefix("--bazelrc=")).read_text().splitlines()
+    configuration = re.findall(r"^common:offline (.*)$", (ROOT / ".bazelrc").read_text(), re.M)
+    rulesets = f"{copy_folder(debian)}/usr/share/bazel/"
+    assert lines == [
+        'common "{}"'.format(flag.replace("%workspace%", str(debian.project)).replace("/usr/share/bazel/", rulesets))
+        for flag in configuration
+    ]
+    assert sum(rulesets in line for line in lines) > 10
+    assert (copy_folder(debian) / "bazelrc").read_text() == (f"common --override_module=rules_cc={rulesets}rules/cc\n")
 
 
 def test_debians_bazel_trusts_the_machines_certificates(debian: Machine) -> None:
@@ -335,13 +336,18 @@ def offline(machine: Machine) -> Machine:
     return machine
 
 
-def offline_flag(machine: Machine) -> str:
-    return f"--bazelrc={machine.project}/tools/bazel/offline/bazelrc"
+def assert_offline(machine: Machine) -> None:
+    """Checks that Bazel gets a file with the flags of this checkout's configuration."""
+    flag, command = machine.bazel_arguments("build")
+    assert command == "build"
+    text = Path(flag.removeprefix("--bazelrc=")).read_text()
+    assert f'common "--override_module=zlib={machine.project}/tools/bazel/offline/zlib"\n' in text
+    assert 'common "--override_module=platforms=/usr/share/bazel/tools/platforms"\n' in text
 
 
 def test_unreachable_registry_is_remembered_for_an_hour(offline: Machine) -> None:
     for _ in range(2):
-        assert offline.bazel_arguments("build") == [offline_flag(offline), "build"]
+        assert_offline(offline)
     assert len(offline.calls("curl")) == 1
     marker = offline.home / ".cache/neuron-kernelgen/registry.unreached"
     os.utime(marker, (time.time() - 3700, time.time() - 3700))
@@ -353,7 +359,7 @@ def test_unreachable_registry_is_remembered_for_an_hour(offline: Machine) -> Non
 
 def test_unwritable_home_is_ignored(offline: Machine) -> None:
     offline.environment["NEURON_KERNELGEN_CACHE"] = "/dev/null/cache"
-    assert offline.bazel_arguments("build") == [offline_flag(offline), "build"]
+    assert_offline(offline)
     assert offline.run("build").stderr == ""
 
 
@@ -364,8 +370,10 @@ def test_variable_replaces_the_probe(offline: Machine, value: str, status: int) 
     assert completed.returncode == status
     if status:
         assert "NEURON_KERNELGEN_OFFLINE is 1 or 0, not 'yes'" in completed.stderr
+    elif value == "1":
+        assert_offline(offline)
     else:
-        assert offline.calls("bazel")[-1] == ([offline_flag(offline)] if value == "1" else []) + ["build"]
+        assert offline.calls("bazel")[-1] == ["build"]
     assert offline.calls("curl") == []
 
 
