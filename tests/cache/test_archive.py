@@ -73,11 +73,6 @@ def test_a_damaged_entry_is_not_exported(tmp_path: Path, folder: Folder) -> None
     assert archive.write(tmp_path / "a.tar", folder) == Exported(len(rest), (first,))
 
 
-def test_an_empty_cache_is_an_archive_too(tmp_path: Path, target: Folder) -> None:
-    assert archive.write(tmp_path / "a.tar", Folder(tmp_path / "nothing")) == Exported(0, ())
-    assert archive.read(tmp_path / "a.tar", target) == ImportResult(0, 0)
-
-
 Hostile = Callable[[tarfile.TarInfo, bytes], tuple[tarfile.TarInfo, bytes]]
 
 
@@ -174,14 +169,6 @@ def test_every_mistake_is_named(tmp_path: Path, folder: Folder, target: Folder) 
     assert len(caught.value.diagnostics) == 2
 
 
-def test_a_size_that_is_a_lie_is_refused_without_reading_so_much(tmp_path: Path, target: Folder) -> None:
-    member = tarfile.TarInfo("0" * 64 + ".entry")
-    member.size = 1 << 60
-    (tmp_path / "bad.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    with pytest.raises(KernelgenError, match="claims 1152921504606846976 bytes"):
-        archive.read(tmp_path / "bad.tar", target)
-
-
 def test_headers_that_speak_of_the_next_are_refused(tmp_path: Path, target: Folder) -> None:
     header = tarfile.TarInfo("././@LongLink")
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 100
@@ -222,21 +209,3 @@ def test_an_archive_that_is_cut_off_or_damaged_anywhere_is_refused(
         refused += 1
         assert not target.root.exists()
     assert refused > 60
-
-
-def test_a_flipped_bit_is_noticed_or_changes_no_entry(tmp_path: Path, folder: Folder, target: Folder) -> None:
-    archive.write(tmp_path / "good.tar", folder)
-    data = (tmp_path / "good.tar").read_bytes()
-    chance = random.Random(4)
-    for _ in range(300):
-        damaged = bytearray(data)
-        damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        (tmp_path / "bad.tar").write_bytes(damaged)
-        try:
-            archive.read(tmp_path / "bad.tar", target)
-        except KernelgenError:
-            assert names(target) == []
-        else:  # a bit of a tar header without effect here
-            for name in names(target):
-                assert target.path(name).read_bytes() == folder.path(name).read_bytes()
-                target.drop(name)

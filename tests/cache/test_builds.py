@@ -237,20 +237,6 @@ def test_what_the_compiler_did_not_finish_is_never_stored(
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def test_damaged_entries_are_made_again(build: Kernelgen, tmp_path: Path) -> None:
-    build()
-    whole = entries(tmp_path / "cache")
-    first, second, _ = (tmp_path / "cache" / entry.file_name(name) for name in sorted(whole))
-    data = bytearray(second.read_bytes())
-    data[-100] ^= 0x10
-    first.write_bytes(first.read_bytes()[:-1])
-    second.write_bytes(data)
-    done = build("other")
-    assert counts(done) == (2, 1)
-    assert len(warnings(done)) == 1 and "damaged entries" in warnings(done)[0]
-    assert pack(tmp_path / "other") == pack(tmp_path / "out") and entries(tmp_path / "cache") == whole
-
-
 def test_a_clock_that_was_set_back_changes_nothing(build: Kernelgen, tmp_path: Path, record: Path) -> None:
     build()
     # After the clock is set back, all existing files have future times.
@@ -350,29 +336,6 @@ def test_a_read_only_cache_is_read(build: Kernelgen, tmp_path: Path, record: Pat
     assert len(warnings(done)) == 1 and "Read-only file system" in warnings(done)[0]
     assert pack(tmp_path / "one") == pack(tmp_path / "out")
     assert len(entries(tmp_path / "cache")) == 2
-
-
-@pytest.mark.parametrize(
-    "how", ["wrong", *(pytest.param(how, marks=pytest.mark.long) for how in ("errors", "gone", "slow"))]
-)
-def test_a_shared_cache_that_fails_costs_time_only(build: Kernelgen, tmp_path: Path, store: Store, how: str) -> None:
-    with Store() as other:
-        gone = other.url
-    url = gone if how == "gone" else store.url
-    if how == "slow":
-        store.delay = 60
-    elif how == "errors":
-        store.status = {"GET": 500, "PUT": 500}
-    shared = {"NEURON_KERNELGEN_SHARED_CACHE": url, "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT": 2}
-    if how == "wrong":
-        assert counts(build("first", NEURON_KERNELGEN_NEFF_CACHE="off", **shared)) == (3, 0)
-        store.objects = dict.fromkeys(store.objects, b"<html>please log in</html>")
-    done = build(**shared)
-    assert counts(done) == (3, 0)
-    assert len(warnings(done)) == 1 and url in warnings(done)[0], done.stderr
-    assert len(entries(tmp_path / "cache")) == 3
-    if how in ("slow", "errors"):
-        assert len(store.requests) == 1
 
 
 def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Store, record: Path) -> None:

@@ -15,7 +15,7 @@ from kernelgen import cli
 from kernelgen.cache import Folder, NeffKey, entry
 from kernelgen.compilers.settings import CompileConfig
 
-from .conftest import little_memory, manifest
+from .conftest import manifest
 from .store import Store
 
 Neffs = list[tuple[NeffKey, bytes]]
@@ -147,18 +147,6 @@ def test_a_path_that_names_no_file_is_refused(run: Run, folder: Folder, path: st
     done = run("cache", "export", path)
     assert done.code == 2 and "Traceback" not in done.err
     assert run("cache", "import", path).code == 2
-
-
-def test_an_entry_that_is_larger_than_memory_is_damaged_and_not_read(
-    run: Run, folder: Folder, neffs: Neffs, tmp_path: Path
-) -> None:
-    bad = folder.path(neffs[1][0].name)
-    os.truncate(bad, 300 << 30)
-    with little_memory():
-        done = run("cache", "export", tmp_path / "a.tar")
-        assert done.code == 0 and f"{bad} is damaged and left out" in done.err
-        done = run("cache", "verify")
-    assert done.code == 1 and f"{bad}: it has {300 << 30} bytes, more than any entry: removed" in done.out
 
 
 def test_what_is_off_cannot_be_kept_in_order(run: Run) -> None:

@@ -47,7 +47,6 @@ def write_header(path, shape):
         ("(" * 9000 + ")" * 9000, r"Header info length \(\d+\) is large"),
         (f"{1 << 62},{1 << 62}", "array is too big"),
         (f"{1 << 40},", "mmap length is greater than file size"),
-        ("-5,", "negative dimensions"),
     ],
 )
 def test_an_array_with_a_hostile_header_is_refused(tmp_path, shape, reason):
@@ -57,9 +56,8 @@ def test_an_array_with_a_hostile_header_is_refused(tmp_path, shape, reason):
         _described(str(path))
 
 
-@pytest.mark.parametrize("array", [np.array(["a"]), np.zeros(1, "V2"), np.zeros(1, "c8")])
-def test_an_array_without_numbers_is_refused(tmp_path, array):
-    np.save(tmp_path / "x.npy", array)
+def test_an_array_of_text_is_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.array(["a"]))
     with pytest.raises(KernelgenError, match="it has elements of type"):
         _described(str(tmp_path / "x.npy"))
 

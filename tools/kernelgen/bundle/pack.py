@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kernelgen import fileio
-from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, is_kernel_id, is_sha256
+from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, StoredFile, is_kernel_id, is_sha256
 from kernelgen.bundle.index import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
@@ -25,11 +26,10 @@ ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
 MEMORY_KEY = "kernelgen.neff.memory"
 _I8_TENSOR = 24
-_PART = 1 << 20
 
 
 def write(path: str | Path, contents: Contents) -> None:
-    """Writes a pack; the file appears by rename. Holds a part of a NEFF in memory, besides the index.
+    """Writes a pack; the file appears by rename. Holds one NEFF at a time in memory, besides the index.
 
     Raises:
         KernelgenError: a NEFF changed while it was being packed.
@@ -83,18 +83,19 @@ def write(path: str | Path, contents: Contents) -> None:
             writer.write_ti_data_to_file()
         finally:
             writer.close()
-        # Not gguf's `write_tensor_data`: on a full disk it gives no reason, or writes a part of a NEFF without an error.
-        with temporary.open("ab") as file:
-            for neff in contents.neffs:
-                file.write(bytes(-file.tell() % ALIGNMENT))
-                digest, begin = hashlib.sha256(), file.tell()
-                with neff.path.open("rb") as source:
-                    while part := source.read(_PART):
-                        digest.update(part)
-                        file.write(part)
-                if file.tell() - begin != neff.size or digest.hexdigest() != neff.sha256:
-                    raise KernelgenError(f"{neff.path} changed while it was being packed")
+        _append_neffs(temporary, contents.neffs)
+
+
+def _append_neffs(path: Path, neffs: Iterable[StoredFile]) -> None:
+    """Appends NEFFs, each padded. On a full disk gguf's `write_tensor_data` gives no reason, or loses bytes without an error."""
+    with path.open("ab") as file:
+        for neff in neffs:
+            data = neff.path.read_bytes()
+            if len(data) != neff.size or hashlib.sha256(data).hexdigest() != neff.sha256:
+                raise KernelgenError(f"{neff.path} changed while it was being packed")
             file.write(bytes(-file.tell() % ALIGNMENT))
+            file.write(data)
+        file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 @dataclass(frozen=True, slots=True)

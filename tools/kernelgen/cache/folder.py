@@ -138,7 +138,7 @@ class Folder:
             os.close(file)
 
     def drop(self, name: str) -> bool:
-        """Removes an entry, or a folder of its name, which would block it for ever; returns whether it is gone."""
+        """Removes an entry, or a folder of its name, which would block it forever; returns whether it is gone."""
         path = self.path(name)
         try:
             if path.is_dir() and not path.is_symlink():

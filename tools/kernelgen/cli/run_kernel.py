@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-_MAX_SHOWN = 80
-"""Maximum characters shown of a value that can't be read."""
-
-
 @click.command(short_help="Run a kernel on the CPU and print what it computes.")
 @click.argument("kernel", metavar="KERNEL|FILE:FUNCTION")
 @click.option(
@@ -194,12 +190,12 @@ def _keywords(params: Sequence[str]) -> dict[str, Any]:
     for text in params:
         name, equals, value = text.partition("=")
         try:
+            if not equals or not name.isidentifier():
+                raise ValueError
             found[name] = json.loads(value)
         except (ValueError, RecursionError):
             expected = 'NAME=VALUE with a number, true, false, null or "text"'
-            raise KernelgenError(f"--param {text[:_MAX_SHOWN]}: expected {expected}") from None
-        if not equals or not name.isidentifier():
-            raise KernelgenError(f"--param {text[:_MAX_SHOWN]}: expected NAME=VALUE")
+            raise KernelgenError(f"--param {text[:80]}: expected {expected}") from None
     return found
 
 
