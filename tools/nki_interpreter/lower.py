@@ -363,8 +363,8 @@ def _taken(values: Any, flat: Any) -> Any:
 
 def _put(values: Any, flat: Any, new: Any) -> Any:
     """Returns values with new ones at these places of the flattened values, all of them inside."""
-    at = values.reshape(-1).at[flat]
-    return at.set(new, mode="promise_in_bounds", wrap_negative_indices=False).reshape(values.shape)
+    elements = values.reshape(-1).at[flat]
+    return elements.set(new, mode="promise_in_bounds", wrap_negative_indices=False).reshape(values.shape)
 
 
 def _kept_in(values: Any, flat: Any, new: Any, inside: Any) -> tuple[Any, Any]:
@@ -374,11 +374,11 @@ def _kept_in(values: Any, flat: Any, new: Any, inside: Any) -> tuple[Any, Any]:
     element's own value.
     """
     first = jnp.min(jnp.where(inside, lax.iota(np.int32, flat.size), np.int32(flat.size)))
-    none, first = first == flat.size, jnp.minimum(first, np.int32(flat.size - 1))
-    place, same = (lax.dynamic_index_in_dim(x, first, keepdims=False) for x in (flat, new))
-    place = jnp.where(none, np.int32(0), place)
-    same = jnp.where(none, values.reshape(-1)[0], same)
-    return jnp.where(inside, flat, place), jnp.where(inside, new, same)
+    is_none, first = first == flat.size, jnp.minimum(first, np.int32(flat.size - 1))
+    index, element = (lax.dynamic_index_in_dim(x, first, keepdims=False) for x in (flat, new))
+    index = jnp.where(is_none, np.int32(0), index)
+    element = jnp.where(is_none, values.reshape(-1)[0], element)
+    return jnp.where(inside, flat, index), jnp.where(inside, new, element)
 
 
 def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:

@@ -45,8 +45,10 @@ def write(memory: Any, dims: Dims, offset: int, values: Any, starts: Starts | No
     found = plan(memory.shape, offset, dims)
     if found is None or any(stride == 0 and size > 1 for stride, size in dims):
         flat = _indices(dims, offset)
-        at = _reshape(memory, (-1,)).at[flat.reshape(-1)]
-        return at.set(values.reshape(-1), mode="promise_in_bounds", wrap_negative_indices=False).reshape(memory.shape)
+        elements = _reshape(memory, (-1,)).at[flat.reshape(-1)]
+        return elements.set(values.reshape(-1), mode="promise_in_bounds", wrap_negative_indices=False).reshape(
+            memory.shape
+        )
     taken = _from_view(values, found)
     if taken.size == memory.size:
         return _reshape(taken, memory.shape)
@@ -149,8 +151,8 @@ def _gathered(memory: Any, dims: Dims, offset: int) -> Any:
         rest = (*dims[:number], (0, 1), *dims[number + 1 :])
         if all(plan(memory.shape, offset + i * stride, rest) is not None for i in range(size)):
             return lax.concatenate([read(memory, rest, offset + i * stride) for i in range(size)], number)
-    at = memory.reshape(-1).at[_indices(dims, offset)]
-    return at.get(mode="promise_in_bounds", wrap_negative_indices=False)
+    elements = memory.reshape(-1).at[_indices(dims, offset)]
+    return elements.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _indices(dims: Dims, offset: Any) -> Any:

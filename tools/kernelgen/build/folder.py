@@ -6,7 +6,7 @@ All intermediate files between the manifests and the bundles are in one folder, 
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else;
                             <key>.origin beside it has the digest of the NEFF (`kernelgen.neff.provenance`), <key>.log
                             what the compiler printed
-    manifests/<bundle>      the path of the manifest that the bundle was built from
+    manifests/<bundle>      the output folder, and the path of the manifest that the bundle was built from
     logs/  tmp/             files of the workers
 
 So a NEFF with a matching digest is up to date, independent of the kernel, manifest or build that made it. A compile step first
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from kernelgen import cache, fileio
+from kernelgen.bundle.contents import pack_name
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -120,11 +121,14 @@ def check_manifest(settings: BuildSettings, bundle: str, manifest: Path) -> None
         KernelgenError: it is of another one, which still exists and has other content.
     """
     try:
-        before = Path(os.fsdecode(_note(settings, bundle).read_bytes()))
+        folder, _, note = _note(settings, bundle).read_bytes().partition(b"\0")
+        if os.fsdecode(folder) != str(settings.output.absolute()):
+            return  # the state was moved here from another folder
+        before = Path(os.fsdecode(note))
         is_other = before.is_file() and not before.samefile(manifest) and before.read_bytes() != manifest.read_bytes()
-    except (OSError, ValueError):  # ValueError: a null byte in the note
+    except (OSError, ValueError):  # ValueError: a null byte in the path
         return
-    if is_other:
+    if is_other and any((settings.output / name).exists() for name in (bundle, pack_name(bundle))):
         hint = "change the `name:` of one of them, or build it into another folder (-o)"
         message = f"{manifest}: {settings.output} has a bundle {bundle} of another manifest, {before}"
         raise KernelgenError(Diagnostic(message, hint=hint))
@@ -132,7 +136,8 @@ def check_manifest(settings: BuildSettings, bundle: str, manifest: Path) -> None
 
 def note_manifest(settings: BuildSettings, bundle: str, manifest: Path) -> None:
     """Notes that a bundle in the folder is of this manifest."""
-    fileio.write_bytes(_note(settings, bundle), os.fsencode(manifest.absolute()))
+    note = b"\0".join(map(os.fsencode, (settings.output.absolute(), manifest.absolute())))
+    fileio.write_bytes(_note(settings, bundle), note)
 
 
 def _note(settings: BuildSettings, bundle: str) -> Path:

@@ -34,7 +34,7 @@ def keep_in_bounds(jax: Any) -> None:
 
 def _bound(jax: Any, original: Callable[..., Any], bind: Callable[..., Any]) -> Callable[..., Any]:
     def bound(*operands: Any, **params: Any) -> Any:
-        if jax.dtypes.issubdtype(operands[0].dtype, jax.dtypes.extended):  # keys of random numbers
+        if jax.dtypes.issubdtype(operands[0].dtype, jax.dtypes.extended):  # keys of random generators
             return original(*operands, **params)
         return bind(jax, original, *operands, **params)
 
@@ -44,8 +44,8 @@ def _bound(jax: Any, original: Callable[..., Any], bind: Callable[..., Any]) -> 
 def _gather(jax: Any, bind: Callable[..., Any], operand: Any, indices: Any, **params: Any) -> Any:
     """Binds a gather. Elements out of bounds are the nearest ones, or a value."""
     lax, mode = jax.lax, params["mode"]
-    numbers = params["dimension_numbers"]
-    limits = [operand.shape[d] - params["slice_sizes"][d] for d in numbers.start_index_map]
+    dnums = params["dimension_numbers"]
+    limits = [operand.shape[d] - params["slice_sizes"][d] for d in dnums.start_index_map]
     params["mode"] = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     if mode is params["mode"] or not limits or _is_inside(jax, indices, limits):
         return bind(operand, indices, **params)
@@ -54,20 +54,20 @@ def _gather(jax: Any, bind: Callable[..., Any], operand: Any, indices: Any, **pa
     if mode is lax.GatherScatterMode.CLIP:
         return result
     inside = lax.reduce_and(clamped == indices, axes=(indices.ndim - 1,))
-    batch = [d for d in range(result.ndim) if d not in numbers.offset_dims]
-    shown = lax.broadcast_in_dim(inside, result.shape, batch)
-    return lax.select(shown, result, lax.full_like(result, params["fill_value"]))
+    batch = [d for d in range(result.ndim) if d not in dnums.offset_dims]
+    mask = lax.broadcast_in_dim(inside, result.shape, batch)
+    return lax.select(mask, result, lax.full_like(result, params["fill_value"]))
 
 
 def _scatter(jax: Any, bind: Callable[..., Any], operand: Any, indices: Any, updates: Any, **params: Any) -> Any:
     """Binds a scatter. Updates out of bounds go behind the end of the array, which is cut off."""
     lax, modes = jax.lax, jax.lax.GatherScatterMode
-    numbers = params["dimension_numbers"]
-    dims = numbers.scatter_dims_to_operand_dims
+    dnums = params["dimension_numbers"]
+    dims = dnums.scatter_dims_to_operand_dims
     if params["mode"] is not modes.FILL_OR_DROP or not dims or 0 in (*indices.shape, *updates.shape):
         return bind(operand, indices, updates, **params)
-    window = iter([updates.shape[d] for d in numbers.update_window_dims])
-    single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = iter([updates.shape[d] for d in dnums.update_window_dims])
+    single = {*dnums.inserted_window_dims, *dnums.operand_batching_dims}
     sizes = [1 if d in single else next(window) for d in range(operand.ndim)]
     limits = [operand.shape[d] - sizes[d] for d in dims]
     if _is_inside(jax, indices, limits):
@@ -76,7 +76,7 @@ def _scatter(jax: Any, bind: Callable[..., Any], operand: Any, indices: Any, upd
     clamped = lax.clamp(indices.dtype.type(0), indices, highest)
     inside = lax.reduce_and(clamped == indices, axes=(indices.ndim - 1,))
     behind = array([operand.shape[dims[0]], *[0] * (len(dims) - 1)], np.int32)
-    place = lax.select(
+    padded_indices = lax.select(
         lax.broadcast_in_dim(inside, indices.shape, range(indices.ndim - 1)),
         lax.convert_element_type(clamped, np.int32),
         lax.broadcast_in_dim(behind, indices.shape, (indices.ndim - 1,)),
@@ -84,13 +84,13 @@ def _scatter(jax: Any, bind: Callable[..., Any], operand: Any, indices: Any, upd
     edges = [(0, sizes[d] if d == dims[0] else 0, 0) for d in range(operand.ndim)]
     longer = lax.pad(operand, operand.dtype.type(0), edges)
     params.update(mode=modes.PROMISE_IN_BOUNDS, unique_indices=False, indices_are_sorted=False)
-    return lax.slice(bind(longer, place, updates, **params), [0] * operand.ndim, operand.shape)
+    return lax.slice(bind(longer, padded_indices, updates, **params), [0] * operand.ndim, operand.shape)
 
 
 def _is_inside(jax: Any, indices: Any, limits: Sequence[int]) -> bool:
     """Returns whether indices are constants, and inside."""
-    known = _constant(jax, indices)
-    return known is not None and bool(((known >= 0) & (known <= array(limits))).all())
+    constant = _constant(jax, indices)
+    return constant is not None and bool(((constant >= 0) & (constant <= array(limits))).all())
 
 
 def _constant(jax: Any, value: Any) -> np.ndarray[Any, Any] | None:

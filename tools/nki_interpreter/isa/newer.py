@@ -234,7 +234,7 @@ def activation_reduce(
 
 
 def _bias(bias: Any) -> None:
-    """Requires a vector as bias on gen2; 0 is no bias."""
+    """Requires a vector as bias on gen2, or 0."""
     if bias is not None and number(bias):
         needs(nc_version.gen3, "a number as bias of activation")
 
