@@ -50,7 +50,7 @@ def compute(
     output = model.parent / "results.gguf"
     output.unlink(missing_ok=True)
     command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", prompt]
-    command += ["-fa", "on", "-c", "512", "-fit", "off", *arguments]
+    command += ["-c", "512", *arguments]
     chosen: dict[str, str | Path | None] = dict(variables)
     if cores:
         command += ["-ngl", "99", "-sm", "tensor"]
@@ -300,10 +300,8 @@ def test_loading_says_that_parts_are_in_device_memory(
     programs: Programs, model: Path, kernels: Path, tmp_path: Path, program: str
 ) -> None:
     """Also with llama-bench, which silences llama.cpp's own messages."""
-    command: list[str | Path] = [programs.llama_cpp / program, "-m", model, "-ngl", "99", "-fa", "on", "-sm", "tensor"]
-    command += (
-        ["-p", "44", "-n", "0"] if program == "llama-bench" else ["-o", tmp_path / "r", "-p", PROMPT, "-fit", "off"]
-    )
+    command: list[str | Path] = [programs.llama_cpp / program, "-m", model, "-ngl", "99", "-sm", "tensor"]
+    command += ["-p", "44", "-n", "0"] if program == "llama-bench" else ["-o", tmp_path / "r", "-p", PROMPT]
     done = subprocess.run(
         command,
         env=programs.environment(

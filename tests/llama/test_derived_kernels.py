@@ -187,7 +187,7 @@ def test_a_model_is_derived_built_and_run(
             *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", n_ctx),
             *("--flash-attn", flash_attn),
             # llama.cpp also reserves memory for a call of this many tokens
-            *("--ubatch-size", tokens, "--gpu-layers", layers, "--fit", "off", "--verbose", *more),
+            *("--ubatch-size", tokens, "--gpu-layers", layers, "--verbose", *more),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

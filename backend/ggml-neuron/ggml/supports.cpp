@@ -29,8 +29,12 @@
 #include <vector>
 
 // llama.cpp decides where to put a weight by calling supports_op for an artificial op on it: 512 tokens, parameters all
-// 0, and the weight in a buffer of size 0. Returns the weight, or NULL for a real op.
+// 0, the weight in a buffer of size 0, and the op in no graph. Returns the weight, or NULL for a real op. In the graphs
+// of a context that only measures memory (--fit), weights and caches are in buffers of size 0, too.
 static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
+    if (op->flags & GGML_TENSOR_FLAG_COMPUTE) {
+        return nullptr;
+    }
     for (const ggml_tensor * src : op->src) {
         if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
             return src;
@@ -278,8 +282,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     // early. So the node goes to the tensor's device, and the CPU computes it when it has no kernel.
     const ggml_tensor * home = op->view_src;
     if (home->buffer) {
-        const auto * ctx = neuron_buffer_of(home);
-        return computed || (ctx && ctx->core == device->core.get() && neuron_has_cpu());
+        return computed || (home->buffer->buft->device == dev && neuron_has_cpu());
     }
     if (home->op == GGML_OP_NONE) {
         return computed;
