@@ -142,9 +142,13 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
                                         const ggml_cgraph *                 cgraph,
                                         const neuron_groups &               groups) {
     const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
-    std::vector<neuron_kernel>  kernels;
-    std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
-    const auto                  add = [&kernels](const std::vector<neuron_kernel> & more) {
+    if (std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes,
+                    [&](const ggml_tensor * node) { return store.fewer_cells(node) > 0; })) {
+        return;  // calls attend to fewer cells, with other programs
+    }
+    std::vector<neuron_kernel> kernels;
+    std::vector<bool>          grouped((size_t) cgraph->n_nodes, false);
+    const auto                 add = [&kernels](const std::vector<neuron_kernel> & more) {
         kernels.insert(kernels.end(), more.begin(), more.end());
     };
     for (const neuron_group & group : groups.groups) {

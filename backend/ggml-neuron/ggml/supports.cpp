@@ -175,9 +175,11 @@ static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context
 }
 
 // Returns whether kernels compute a node. For a node of llama.cpp's probe of a sampler, answers for the kernels' own
-// numbers of candidates.
+// numbers of candidates. For attention to more cells than any kernel's, answers for calls that attend to fewer: if
+// llama.cpp reserves memory for a whole cache and the answer is no, it turns flash attention off (-fa auto).
 static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    if (neuron_opinion_of(device, op).is_known()) {
+    if (neuron_opinion_of(device, op).is_known() ||
+        (neuron_has_cpu() && ggml_backend_neuron_shared().kernels.fewer_cells(op))) {
         return true;
     }
     const int64_t             probed     = neuron_probed_candidates(op);

@@ -4,6 +4,7 @@
 #include "report/log.h"
 #include "report/manifest_text.h"
 #include "report/record_ops.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -160,6 +161,7 @@ namespace {
 struct said_ops {
     std::mutex                   mutex;
     std::unordered_set<uint64_t> known;
+    std::unordered_set<int64_t>  longest{};  // kernels' numbers of cells that calls exceeded
     int                          n              = 0;
     bool                         told_more      = false;
     bool                         told_attention = false;
@@ -249,6 +251,17 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
     said.told_attention = said.told_attention || other;
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
+            continue;
+        }
+        const int64_t n_kv = kernels.fewer_cells(e.op);
+        if (n_kv && neuron_root_of(e.op->src[1])->op == GGML_OP_NONE) {  // attention to a cache
+            if (said.longest.insert(n_kv).second) {
+                any = true;
+                NEURON_WARN(
+                    "a call attends to %lld cells, more than the longest --n-kv of kernelgen model, %lld: the CPU "
+                    "computes such attention\n",
+                    (long long) e.op->src[1]->ne[1], (long long) n_kv);
+            }
             continue;
         }
         if (other && !neuron_log_repeats() && (e.op->op == GGML_OP_FLASH_ATTN_EXT || is_in_unfused_attention(e.op))) {
