@@ -23,6 +23,7 @@ from kernelgen.cli.model_manifest import (
     group_lines,
     layouts_of,
     listed_lines,
+    longer_context,
     made_by,
     name_of,
     refused_lines,
@@ -214,6 +215,7 @@ def command(
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
     notes = (*notes, *fixed_ctx(context, settings))
+    notes = (*notes, *longer_context(model, derived, settings))
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
     summary = summary_of(model, derived, settings)
