@@ -299,7 +299,7 @@ class ArchitectureRunner:
             model.failure = f"kernels that should have been built: {dict(list(built.failed.items())[:3])}"
         elif done.returncode and all(row.ok for row in model.rows):
             model.failure = f"exit status {done.returncode}: {output[-1500:]}"
-        elif ran["cpu"]:
+        elif ran["cpu"] and not lacks:
             model.failure = f"the backend ran ops on the CPU: {dict(ran['cpu'])}"
         elif not ran["device"]:
             model.failure = "nothing ran on the device"
