@@ -230,7 +230,7 @@ def test_loading_names_the_parts_that_have_no_kernel(
     assert len(some) == len(recorded) - 3
     (tmp_path / "some.yaml").write_text("".join(some))
     build(tmp_path / "some.yaml", tmp_path / "some")
-    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=tmp_path / "some")
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=tmp_path / "some", GGML_NEURON_LOG="2")
     check(got, right)
     loading, graph, _ = got.log.partition(": loaded ")
     assert graph
