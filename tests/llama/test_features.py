@@ -95,6 +95,19 @@ class Device:
         return int(ran), int(ops), int(launches)
 
 
+@pytest.mark.parametrize("unified", [0, 1])
+def test_sequences_with_a_cache_each_are_one_line(programs: harness.Programs, tmp_path: Path, unified: int) -> None:
+    """Kernels for one sequence compute each op of such calls alone; with one cache for all they compute layers."""
+    device = Device(programs, tmp_path)
+    device.derive("--n-kv", "256,512")
+    calls = ("decode 0:0:4:all 1:0:4:all", "decode 0:4:1:all 1:4:1:all")
+    device.calls(*calls, n_ctx=512, more=f"n_seq_max=2 kv_unified={unified}")
+    lines = re.findall(
+        r"^ggml-neuron: 2 sequences have a cache each.*--kv-unified.*--n-seq-max 2$", device.log, re.MULTILINE
+    )
+    assert len(lines) == (not unified)
+
+
 ALL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
