@@ -211,6 +211,7 @@ def test_a_manifest_has_a_model_and_its_draft(
     assert [str(spec.output) for spec in named(shifts, "rope")] == ["(128,2,256,1)/f32", "(64,1,256,1)/f32"]
     assert said.startswith("llama: ")
     assert f"\n{small}: qwen3: " in said
+    assert "\nllama.cpp's programs use the draft only with --spec-type draft-simple\n" in said
     assert "--model-draft" in (text := (tmp_path / "derived.yaml").read_text()) and "small.gguf" in text
 
 

@@ -89,7 +89,13 @@ neuron_buffer::~neuron_buffer() {
 
 static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
     neuron_flush_chains();
-    delete (neuron_buffer *) buffer->context;
+    auto * ctx = (neuron_buffer *) buffer->context;
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && !ctx->used) {
+        NEURON_LOG("%s: no graph used %.1f MiB of weights; a model that is loaded with --model-draft drafts only with "
+                   "--spec-type draft-simple\n",
+                   ggml_backend_buft_name(buffer->buft), (double) buffer->size / (1 << 20));
+    }
+    delete ctx;
 }
 
 static void * ggml_backend_neuron_buffer_get_base(ggml_backend_buffer_t buffer) {
@@ -432,6 +438,7 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   void *                               data,
                                   size_t                               size,
                                   const std::function<std::string()> & read) {
+    buffer.used              = true;
     const ggml_tensor * root = neuron_root_of(owner);
     if (!neuron_is_weight(owner) || address != root->data || size != ggml_nbytes(root)) {
         return read();
@@ -532,6 +539,7 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
     operand.size = ggml_nbytes(t);
     if (auto * ctx = neuron_buffer_of(t)) {
         const neuron_packed_bytes stored(ctx->base, t, t->data, operand.size);
+        ctx->used      = true;
         operand.memory = ctx->memory;
         operand.offset = ctx->offset_of(t);
         if (stored.layout && !stored.layout.is_permutation()) {

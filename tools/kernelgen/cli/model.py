@@ -218,6 +218,8 @@ def command(
     notes = (*notes, *longer_context(model, derived, settings))
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
+    if draft is not None and settings.speculation is None:
+        notes = (*notes, f"llama.cpp's programs use the draft only with --spec-type {_SIMPLE}")
     summary = summary_of(model, derived, settings)
     for how in drafts:
         file = draft if how.speculation is None and draft is not None else source.path
