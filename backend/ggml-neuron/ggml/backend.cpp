@@ -7,7 +7,6 @@
 #include "ggml/chain.h"
 #include "ggml/events.h"
 #include "ggml/host_buffer.h"
-#include "ggml/reserved.h"
 #include "plan/compute.h"
 #include "report/log.h"
 #include "report/metrics.h"
@@ -109,7 +108,6 @@ static void ggml_backend_neuron_report_one_core() {
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
     static std::once_flag once;
     std::call_once(once, ggml_backend_neuron_report_one_core);
-    neuron_reserved_end();
     auto *           ctx = (ggml_backend_neuron_context *) backend->context;
     enum ggml_status status;
     if (ctx->chain && ctx->chain->append(ctx, cgraph, status)) {

@@ -5,7 +5,6 @@
 #include "ggml/chain.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
-#include "ggml/reserved.h"
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/key_nodes.h"
@@ -56,7 +55,6 @@ size_t neuron_tail_of(const ggml_tensor * t) {
 }
 
 static size_t ggml_backend_neuron_buffer_type_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    neuron_reserved_say();  // ggml has divided a graph whose memory it measures
     return neuron_alloc_size(buft, t) + neuron_tail_of(t);
 }
 
@@ -221,9 +219,6 @@ static std::string neuron_write_packed(neuron_buffer &             ctx,
 
 // Zeroes the bytes behind a cache: masked values must be finite, because a NaN would not become 0.
 static enum ggml_status ggml_backend_neuron_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    if (neuron_reserved_takes(tensor)) {
-        return GGML_STATUS_SUCCESS;
-    }
     auto *       ctx  = (neuron_buffer *) buffer->context;
     const size_t tail = neuron_tail_of(tensor);
     if (tail) {

@@ -6,7 +6,6 @@
 #include "ggml/buffers.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
-#include "ggml/reserved.h"
 #include "report/log.h"
 #include "report/manifest_text.h"
 #include "report/record_ops.h"
@@ -260,11 +259,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         // scheduler can't give the other parts to another backend: partial results can't be copied, and parts can't
         // move.
         neuron_warn_of_alibi(op);
-        const bool takes = !neuron_is_kept_by_host(op) && neuron_has_cpu();
-        if (takes) {
-            neuron_reserved_note(op);
-        }
-        return takes;
+        return !neuron_is_kept_by_host(op) && neuron_has_cpu();
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;
