@@ -250,8 +250,7 @@ class ArchitectureRunner:
                 progress("running, round", number + 1)
                 # No recording, so a run without kernels requests the kernels for graphs without flash attention.
                 kernels = folder / "kernels" if built.sizes else harness.odd_kernel(folder / "no-kernels")
-                environment = self.programs.environment(kernels=kernels) | {
-                    "GGML_NEURON_LOG": "2",
+                environment = self.programs.environment(kernels=kernels, log=2) | {
                     "GGML_SCHED_DEBUG": "2",
                     "NEURON_SIMULATOR_CACHE": str(self.work.parent / work_folder.COMPILED),
                     "NEURON_SIMULATOR_THREADS": str(self.threads),
