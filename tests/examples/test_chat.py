@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chat
+import gguf
 import llama_server
 import pytest
 
@@ -203,6 +204,22 @@ def test_an_answer_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path) -> None
     assert re.search(r"^server: \d+\.\d s$", err, re.MULTILINE)
     times = err.partition("Times:\n")[2].splitlines()
     assert [line.split()[0] for line in times[:4]] == ["manifest", "kernels", "server", "answer"]
+
+
+@pytest.mark.parametrize("has_template", [False, True])
+def test_a_model_without_a_chat_template_is_reported(tmp_path: Path, has_template: bool) -> None:
+    file = tmp_path / "llama.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_token_list(["a", "b"])
+    if has_template:
+        writer.add_chat_template("{{ messages }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    out, err = (process := start(tmp_path, "--model", file, "--prompt", "hello")).communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.startswith("first")
+    assert ("llama.gguf has no chat template: llama-server uses ChatML" in err) == (not has_template)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -169,7 +169,7 @@ def _model(
 ) -> subprocess.CompletedProcess[str]:
     output.unlink(missing_ok=True)
     arguments: list[str | Path] = ["-m", model, "-o", output, "-p", PROMPT]
-    arguments += ["-ngl", "99", "-fa", "on", "-c", "256", "-fit", "off"]
+    arguments += ["-ngl", "99", "-c", "256"]
     variables = {"GGML_BACKEND_PATH": programs.find("libggml-neuron.so"), **variables}
     if parts:
         arguments += ["-sm", "tensor"]

@@ -87,9 +87,18 @@ def test_two_cores_compute_at_once(run: Run, kernels: Path, scenario: str, ran: 
 
 
 def test_a_kernel_is_loaded_once_however_often_it_runs(run: Run, kernels: Path) -> None:
-    result = run("add", "reuse", "skip", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1")
+    result = run("add", "reuse", "skip", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2")
     assert ran_on(result)[0] > 10
     assert result.log.count("loaded add-64x4-f32") == 1
+
+
+def test_the_summary_has_no_line_for_each_load(run: Run, kernels: Path) -> None:
+    """Level 1 is the summary; loads and queries are in level 2."""
+    one, two = (run("add", "far-off", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG=level).log for level in "12")
+    assert re.search(r"core 0: [1-9]\d* programs are loaded\n", one)
+    events = r"^ggml-neuron: (core 0: loaded |no kernel for \{)"
+    assert not re.search(events, one, re.MULTILINE)
+    assert {"core 0: loaded ", "no kernel for {"} == set(re.findall(events, two, re.MULTILINE))
 
 
 @pytest.mark.parametrize("form", ["a pack", "a folder with packs", "a tree", "after another folder"])

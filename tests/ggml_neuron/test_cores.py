@@ -37,7 +37,7 @@ def results(
     output = model.parent / f"results-{cores}.gguf"
     output.unlink(missing_ok=True)
     command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", PROMPT]
-    command += ["-ngl", "99", "-fa", "on", "-c", "256", "-fit", "off", "-sm", "layer", "--verbose", *arguments]
+    command += ["-ngl", "99", "-c", "256", "-sm", "layer", "--verbose", *arguments]
     done = subprocess.run(
         command,
         env=programs.environment(
@@ -114,21 +114,11 @@ def test_loading_says_what_to_use_instead_of_a_split_by_rows(
     programs: Programs, model: Model, tmp_path: Path, program: str
 ) -> None:
     """Also with llama-bench, which silences llama.cpp's own messages."""
-    command: list[str | Path] = [
-        programs.llama_cpp / program,
-        "-m",
-        model.path,
-        "-ngl",
-        "99",
-        "-fa",
-        "on",
-        "-sm",
-        "row",
-    ]
+    command: list[str | Path] = [programs.llama_cpp / program, "-m", model.path, "-ngl", "99", "-sm", "row"]
     command += (
         ["-p", "44", "-n", "0", "-r", "1"]
         if program == "llama-bench"
-        else ["-o", tmp_path / "results.gguf", "-p", PROMPT, "-fit", "off"]
+        else ["-o", tmp_path / "results.gguf", "-p", PROMPT]
     )
     done = subprocess.run(
         command,

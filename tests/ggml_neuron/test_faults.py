@@ -250,7 +250,7 @@ def test_a_damaged_neff_is_not_used(
     run: Run, kernels: Path, tmp_path: Path, damage: Callable[[Path, Path], Path]
 ) -> None:
     damaged = damage(kernels, tmp_path)
-    result = run("add", "skip", "in-turn", GGML_NEURON_KERNEL_DIR=damaged, GGML_NEURON_LOG="1")
+    result = run("add", "skip", "in-turn", GGML_NEURON_KERNEL_DIR=damaged, GGML_NEURON_LOG="2")
     assert result.said == {"add": "ok", "skip": "no kernel for ADD", "in-turn": "ok"}, result.log
     found = re.findall(
         r"(add-64x4-f32-\w+) of (.*): its NEFF is damaged: the SHA-256 of its \d+ bytes is \w{64}, and", result.log
@@ -424,7 +424,7 @@ def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Pat
 def test_the_tensors_of_a_neff_are_those_of_the_index(
     run: Run, kernels: Path, noop: dict[str, str | Path], tensors: str, wrong: str
 ) -> None:
-    variables = noop | {"NOOP_NRT_TENSORS": tensors, "GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
+    variables = noop | {"NOOP_NRT_TENSORS": tensors, "GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "2"}
     result = run("skip", **variables)
     assert ran_on(result) == ((0, 1) if wrong else (1, 0)), result.log
     assert wrong in result.log and ("add-64x4-f32-" in result.log)
@@ -595,7 +595,7 @@ def test_what_can_never_fit_unloads_no_program(run: Run, kernels: Path) -> None:
         "no-room",
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
-        GGML_NEURON_LOG="1",
+        GGML_NEURON_LOG="2",
         NEURON_SIMULATOR_MEMORY="512M",
     )
     assert result.said == {"no-room": "ok"}, result.log
@@ -645,7 +645,7 @@ def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, no
     # The second load fails until the first model is unloaded.
     sizes = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024"}
     result = run(
-        "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", NOOP_NRT_FAIL="nrt_load=4@2", **noop | sizes
+        "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2", NOOP_NRT_FAIL="nrt_load=4@2", **noop | sizes
     )
     assert result.said == {"in-turn": "ok"}, result.log
     assert len(re.findall("core 0: unloading add-64x4-f32-.* to make room", result.log)) == 1

@@ -52,7 +52,7 @@ def test_a_trn2_with_logical_cores_of_either_size(
     assert "targets: [trn2]\n" in text
     assert ("compiler: {lnc: 1}\n" in text) == (physical == 1)
     build(manifest, tmp_path / "kernels")
-    done = run("add", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", GGML_NEURON_LOG="1", **variables)
+    done = run("add", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", GGML_NEURON_LOG="2", **variables)
     assert done.said == {"add": "ok"}, done.log
     assert "core 0: loaded add-" in done.log and " 0 ops ran on the CPU instead" in done.log
     said = run("free-memory", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", **variables).said["free-memory"]
@@ -96,7 +96,7 @@ def test_the_memory_of_programs_is_estimated_by_their_bundle(
     """The bundle's index counts before a load, libnrt's answer after it. All programs here take a small program's memory."""
 
     def free(tree: Path, *scenarios: str, said: str = "") -> int:
-        done = run(*scenarios, "free-memory", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_LOG="1")
+        done = run(*scenarios, "free-memory", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_LOG="2")
         assert said in done.log, done.log
         return int(done.said["free-memory"].partition(" ")[0])
 

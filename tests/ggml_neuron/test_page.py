@@ -100,7 +100,7 @@ def simple(programs: Programs, llama_cpp: Path, program: Path) -> None:
 def test_derive_build_and_run(programs: Programs, exporter: Path, llama_cpp: Path, tmp_path: Path) -> None:
     three = commands("run-a-model", "Derive, build, run")
     assert [re.search(r"kernelgen (\w+)", command)[1] for command in three] == ["model", "build", "simulate"]
-    random_llama.write(tmp_path / "model.gguf")
+    random_llama.write(tmp_path / "model.gguf", size=random_llama.Size(n_ctx=32768))
     simple(programs, llama_cpp, tmp_path / "bin" / "llama-simple")
     program = tmp_path / "bin" / "kernelgen"
     program.write_text(
@@ -119,6 +119,7 @@ def test_derive_build_and_run(programs: Programs, exporter: Path, llama_cpp: Pat
     }
     derive, build, run = (shell(command, tmp_path, **set_up) for command in three)
     assert "none without a kernel" in derive
+    assert "and the model's context has 32768: for all of it, with " in derive
     assert re.search(r"\d+ built .* 0 failed", build)
     assert re.search(r"decoded 3[12] tokens in", run)
     assert re.search(r"[1-9]\d* ops ran on NeuronCores", run)

@@ -261,7 +261,7 @@ def test_one_round_of_recording_is_enough(programs: Programs, benched: Benched, 
     assert "  # - " not in benched.recorded.read_text()  # all can be built
     again = tmp_path / "mine.yaml"
     shutil.copy(benched.recorded, again)
-    variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_LOG": "1"}
+    variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_LOG": "2"}
     log = llama_bench(programs, benched.model, GGML_NEURON_RECORD=again, **variables).stderr
     assert again.read_bytes() == benched.recorded.read_bytes()
     assert "no kernel for" not in log and "because no kernel computes them" not in log

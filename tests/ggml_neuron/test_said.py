@@ -82,6 +82,7 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
     index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ("rms_norm", "swiglu")]
     (tree / "index.json").write_text(json.dumps(index))
     variables = {"GGML_NEURON_KERNEL_DIR": tree, "GGML_SCHED_DEBUG": "2", "GGML_NEURON_BUFFERS": "device"}
+    variables |= {"GGML_NEURON_LOG": "1"}
     log = llama_bench(programs, benched.model, "-v", **variables).stderr
     graphs = set()
     for text in re.split(r"^## SPLIT #0: ", log, flags=re.MULTILINE)[1:]:
@@ -95,6 +96,11 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
         # The embedding's rows are gathered on the CPU, where llama.cpp keeps the embedding.
         assert (int(lacking), int(elsewhere)) == (int(ops) - int(device) - 1, 1)
         assert {op for op, _ in re.findall(r"(\w+) of \((\d+)", reasons)} == {"rms_norm", "swiglu"}
+    # The totals count the same ops: each graph of a context lacks as many.
+    (total,) = re.findall(
+        r"(\d+) ops ran on the CPU instead of a NeuronCore: \d+ RMS_NORM, \d+ GLU$", log, re.MULTILINE
+    )
+    assert int(total) == sum(int(lacking) * int(graphs) for *_, lacking, _, graphs, _, _ in found)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import random_llama
 from device_faults import WAIT, RoundsBench, add_sums, make_bench
 from programs import SCENARIOS, Programs, built_pack, built_tree
 
@@ -203,32 +202,6 @@ def test_sums_over_cores(
     assert not REPORT.search(result.stderr), result.stderr
     assert "has kernels with reductions inside" in result.stderr or fault in ("wedged", "load@2"), result.stderr
     assert result.returncode in ((0,) if fault in ("", "straggler/3") else (0, 1)), result.stderr
-
-
-def test_contexts_that_two_threads_make(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:
-    """Each context splits graphs for which memory is reserved. llama.cpp can't split those of one token if a single
-    head of keys has a norm.
-    """
-    model, text = tmp_path / "model.gguf", tmp_path / "text"
-    size = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_layer=2, n_ctx=256)
-    random_llama.write(model, size=size, architecture="qwen3", tied=True)
-    text.write_text("A NeuronCore computes what its kernels say")
-    (tmp_path / "leaks").write_text(LEAKS)
-    scripts = [tmp_path / "one", tmp_path / "other"]
-    for script in scripts:
-        script.write_text("context a n_ctx=256 n_batch=64 n_ubatch=64 cpu=0\nend a\n" * 8)
-    result = execute(
-        sanitized,
-        *(sanitized.find("calls"), "-sm", "tensor", sanitized.llama_cpp, model, text, *scripts),
-        GGML_BACKEND_PATH=sanitized.find("libggml-neuron.so"),
-        GGML_NEURON_KERNEL_DIR=kernels,
-        GGML_NEURON_BUFFERS="device",
-        LSAN_OPTIONS=f"suppressions={tmp_path / 'leaks'}",
-    )
-    assert not REPORT.search(result.stderr), result.stderr
-    assert result.returncode == 0, result.stderr
-    assert "nodes of a reserved graph" in result.stderr
-    assert "llama.cpp can't split a graph over 2 cores" in result.stderr
 
 
 def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:

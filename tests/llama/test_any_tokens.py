@@ -153,6 +153,7 @@ def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
         alone = [f"decode {seq}:{at}:{n}:all" for at, n in ((0, 16), (16, 9), (25, 1), (26, 30))]
         launches.append(grouped(sweep, [begin, *alone, "end one"], 0.9))
     assert len(set(launches)) == 1, launches
+    assert "have a cache each" not in sweep.log
     several = ("0:0:3:all 2:0:5:all", "2:5:1:all", "1:0:9:all", "0:3:1:all 1:9:1:all 2:6:1:all")
     grouped(sweep, [begin, *(f"decode {parts}" for parts in several), "end one"], 0.1)
     assert launches_of_steps(sweep, begin, (9, 30, 5)) == {4}

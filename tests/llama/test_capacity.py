@@ -80,7 +80,7 @@ def kernels(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory
 def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict[str, str], **settings: int) -> Loaded:
     environment = programs.environment(kernels=kernels, buffers="device") | {"GGML_NEURON_TARGET": harness.target()}
     del environment["NEURON_RT_NUM_CORES"]
-    environment |= {"LD_LIBRARY_PATH": str(programs.llama_cpp), **variables}
+    environment |= {"LD_LIBRARY_PATH": str(programs.llama_cpp), "GGML_NEURON_LOG": "1", **variables}
     numbers = [f"{name}={value}" for name, value in settings.items()]
     done = subprocess.run(
         [CAPACITY.absolute(), programs.llama_cpp, model, "n_ctx=4096", *numbers],
@@ -149,5 +149,8 @@ def test_on_a_core_that_is_too_small(
     assert found.fit is not None and 0 < found.fit < layers
     ((_, free, _),) = found.devices
     assert free >= 64
+    assert re.search(
+        r"NEURON0: no graph used \d+\.\d MiB of weights; a model that is loaded with --model-draft", found.log
+    )
     more = load(programs, model, kernels, variables, n_gpu_layers=found.fit + 1)
     assert not more.ok or more.devices[0][1] < 64, more.log

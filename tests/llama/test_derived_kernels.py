@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+import any_tokens
 import default_kernels
 import derived_kernels
 import folded_layers
@@ -187,7 +188,7 @@ def test_a_model_is_derived_built_and_run(
             *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", n_ctx),
             *("--flash-attn", flash_attn),
             # llama.cpp also reserves memory for a call of this many tokens
-            *("--ubatch-size", tokens, "--gpu-layers", layers, "--fit", "off", "--verbose", *more),
+            *("--ubatch-size", tokens, "--gpu-layers", layers, "--verbose", *more),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -223,6 +224,61 @@ def test_a_model_is_derived_built_and_run(
         grouped = re.search(r"(\d+) ops ran in groups", log)
         assert (fuse == "none") == (grouped is None)
         assert grouped is None or int(grouped[1]) >= 0.9 * ran["device"].total()
+
+
+LONGEST = 512
+"""The longest `--n-kv` of `long_context`'s kernels."""
+
+
+@pytest.fixture(scope="module")
+def long_context(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Returns a model with a context of 32,768 cells, and kernels for at most `LONGEST` cells."""
+    folder = tmp_path_factory.mktemp("long_context")
+    model = folder / "model.gguf"
+    random_llama.write(model, size=random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=64, n_ctx=32768))
+    any_tokens.derive(
+        programs,
+        any_tokens.RandomModel("llama"),
+        model,
+        folder / "kernels",
+        n_tokens=(1, 64),
+        n_ctx=None,
+        fuse="layer",
+        more=("--n-kv", str(LONGEST)),
+    )
+    return model, folder / "kernels"
+
+
+@pytest.mark.parametrize("options", [(), ("--ctx-size", 256)])
+def test_defaults_of_llama_cpp_use_all_kernels(
+    programs: harness.Programs, long_context: tuple[Path, Path], tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    """With the model's own context, and with a cache that is shorter than the kernels' and fitted to memory."""
+    model, kernels = long_context
+    arguments = ("--model", model, "--output", tmp_path / "results.gguf", "--prompt", PROMPT, *options)
+    done = programs.run("llama-results", *arguments, environment=programs.environment(kernels=kernels, log=True))
+    assert done.returncode == 0, done.stderr
+    ran = harness.ran(done.stderr)
+    assert ran["device"]["FLASH_ATTN_EXT"] > 0
+    assert ran["cpu"].total() == 0
+    assert f"{ran['device'].total()} ops ran in groups" in done.stderr
+    assert "because no kernel computes them" not in done.stderr
+    assert "no graph used" not in done.stderr
+
+
+def test_attention_to_more_cells_than_kernels_is_one_line(
+    programs: harness.Programs, long_context: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, kernels = long_context
+    prompt = "a" * (2 * LONGEST)
+    arguments = ("--model", model, "--output", tmp_path / "results.gguf", "--prompt", prompt, "--ubatch-size", 64)
+    done = programs.run("llama-results", *arguments, environment=programs.environment(kernels=kernels, log=False))
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^ggml-neuron: (.*(?:no kernel for|a call attends).*)$", done.stderr, re.MULTILINE)
+    assert lines == [
+        f"a call attends to {LONGEST + 256} cells, more than the longest --n-kv of kernelgen model, {LONGEST}: the CPU computes "
+        "such attention"
+    ]
 
 
 def test_the_page_of_layers_has_all_architectures_and_how_they_fold(programs: harness.Programs, tmp_path: Path) -> None:

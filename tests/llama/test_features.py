@@ -66,12 +66,10 @@ class Device:
         n_ubatch: int = 16,
         cores: int = 1,
         more: str = "",
-        reserved: Sequence[str] = (),
     ) -> list[any_tokens.CallResult]:
         """Makes calls in a context of `n_ctx` cells.
 
-        Checks that they agree with the CPU and that no op runs on the CPU. Ops in `reserved` may be planned for the
-        CPU: llama.cpp only reserves memory for them, and no call computes them.
+        Checks that they agree with the CPU and that no op runs on the CPU.
         """
         cache = any_tokens.RandomModel("llama", self.cache).options
         script = [f"context one n_ctx={n_ctx} n_batch={n_ubatch} n_ubatch={n_ubatch} {cache} {more}", *lines]
@@ -85,7 +83,7 @@ class Device:
         )
         print(*found, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
         assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
-        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU | set(reserved) for call in found)
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
         assert " 0 ops ran on the CPU instead of a NeuronCore" in self.log
         return found
 
@@ -95,6 +93,19 @@ class Device:
         (ran,) = re.findall(r"(\d+) ops ran on NeuronCores", self.log)
         ((ops, launches),) = re.findall(r"(\d+) ops ran in groups, in (\d+) launches", self.log)
         return int(ran), int(ops), int(launches)
+
+
+@pytest.mark.parametrize("unified", [0, 1])
+def test_sequences_with_a_cache_each_are_one_line(programs: harness.Programs, tmp_path: Path, unified: int) -> None:
+    """Kernels for one sequence compute each op of such calls alone; with one cache for all they compute layers."""
+    device = Device(programs, tmp_path)
+    device.derive("--n-kv", "256,512")
+    calls = ("decode 0:0:4:all 1:0:4:all", "decode 0:4:1:all 1:4:1:all")
+    device.calls(*calls, n_ctx=512, more=f"n_seq_max=2 kv_unified={unified}")
+    lines = re.findall(
+        r"^ggml-neuron: 2 sequences have a cache each.*--kv-unified.*--n-seq-max 2$", device.log, re.MULTILINE
+    )
+    assert len(lines) == (not unified)
 
 
 ALL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -185,8 +196,7 @@ def test_a_shift_of_a_large_cache_is_as_many_launches_as_it_needs(
     """
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256", "--context-shift")
-    # After a shift llama.cpp reserves memory for attention to all cells again; these kernels do not cover that.
-    found = device.calls(*shift(64), n_ctx=n_ctx, reserved=["FLASH_ATTN"])
+    found = device.calls(*shift(64), n_ctx=n_ctx)
     n_layers = SIZE.n_layer
     assert f" {(len(found) * 2 + 1) * n_layers} ROPE" in device.log
     assert f" {len(found) * n_layers} FLASH_ATTN_EXT" in device.log

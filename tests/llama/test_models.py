@@ -124,7 +124,7 @@ class TestRandomLlama:
         done = programs.run(
             "llama-results",
             *("--model", model, "--output", output, "--prompt", PROMPT),
-            *("--ctx-size", 256, "--gpu-layers", layers, "--fit", "off", "--verbose", *options),
+            *("--ctx-size", 256, "--gpu-layers", layers, "--verbose", *options),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -211,6 +211,7 @@ def test_a_manifest_has_a_model_and_its_draft(
     assert [str(spec.output) for spec in named(shifts, "rope")] == ["(128,2,256,1)/f32", "(64,1,256,1)/f32"]
     assert said.startswith("llama: ")
     assert f"\n{small}: qwen3: " in said
+    assert "\nllama.cpp's programs use the draft only with --spec-type draft-simple\n" in said
     assert "--model-draft" in (text := (tmp_path / "derived.yaml").read_text()) and "small.gguf" in text
 
 
@@ -398,3 +399,28 @@ def test_files_that_are_not_drafts_of_the_model(arguments: str, message: str, re
     random_llama.write_gemma4(tmp_path / "gemma4.gguf", WINDOWED)
     random_llama.write_gemma4_head(tmp_path / "gemma4-head.gguf", tmp_path / "gemma4.gguf", WINDOWED)
     assert message in refusal(*arguments.split())
+
+
+@pytest.mark.parametrize("lengths", ["256,512,1024", "256"])
+def test_kernels_for_a_longer_context_are_counted(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], lengths: str
+) -> None:
+    """The note of `kernelgen model` names an option, and the number of kernels that it adds."""
+    file = tmp_path / "model.gguf"
+    random_llama.write(file, size=replace(SIZE, n_ctx=5000), sparse=True)
+
+    def derived(n_kv: str) -> tuple[int, str]:
+        run = ("--n-tokens", "1,8", "--fuse", "layer", "--n-kv", n_kv)
+        assert run_model(exporter, file, tmp_path / "derived.yaml", *run) == 0
+        out = capsys.readouterr().out
+        (kernels,) = re.findall(r"^(\d+) kernels in", out, re.MULTILINE)
+        return int(kernels), out
+
+    kernels, out = derived(lengths)
+    ((more, longer),) = re.findall(
+        r"the model's context has 5000: for all of it(?:, with (\d+) more kernels)?, --n-kv (\S+)$", out, re.MULTILINE
+    )
+    assert longer == ",".join(map(str, (256, 512, 1024, 2048, 4096, 5120)))
+    all_kernels, out = derived(longer)
+    assert "more kernels" not in out
+    assert more == (str(all_kernels - kernels) if "," in lengths else "")

@@ -258,7 +258,7 @@ def listing(
     Raises:
         RuntimeError: there is no device or no such case, or the program failed.
     """
-    environment = programs.environment(kernels=harness.odd_kernel(empty), log=True) | {"GGML_NEURON_LOG": "2"}
+    environment = programs.environment(kernels=harness.odd_kernel(empty), log=2)
     ended = run(programs, "test", environment, chosen=chosen, params=params)
     if ended.status != 0:
         raise RuntimeError(f"test-backend-ops ended with status {ended.status}:\n{ended.log[-4000:]}")

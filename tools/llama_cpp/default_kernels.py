@@ -200,7 +200,7 @@ class DefaultKernelsRunner:
         path = kernels / pack_name(f"group_{harness.target()}")
         refused = self.builder.pack(specs, config, path, built, progress)
         progress("running", 0)
-        environment = self.programs.environment(kernels=kernels, log=True) | {
+        environment = self.programs.environment(kernels=kernels, log=2) | {
             "NEURON_SIMULATOR_CACHE": str(self.work.parent / work_folder.COMPILED),
             "NEURON_SIMULATOR_THREADS": str(self.threads),
             "OMP_THREAD_LIMIT": str(self.threads),

@@ -93,7 +93,7 @@ class Programs:
         return found
 
     def environment(
-        self, *, kernels: Path | None = None, record: Path | None = None, buffers: str | None = None, log: bool = False
+        self, *, kernels: Path | None = None, record: Path | None = None, buffers: str | None = None, log: int = 0
     ) -> dict[str, str]:
         """Returns the environment in which a program has the device.
 
@@ -101,7 +101,7 @@ class Programs:
             kernels: a folder with packs; none by default.
             record: the manifest to which the backend writes the ops that have no kernel.
             buffers: `device` or `host`: the memory of tensors; the backend chooses by default.
-            log: whether the backend logs to stderr.
+            log: the level of the backend's log on stderr.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "NEURON_"))}
         environment |= {
@@ -121,7 +121,7 @@ class Programs:
         if buffers:
             environment["GGML_NEURON_BUFFERS"] = buffers
         if log:
-            environment["GGML_NEURON_LOG"] = "1"
+            environment["GGML_NEURON_LOG"] = str(int(log))
         return environment
 
     def run(

@@ -53,7 +53,7 @@ def logits(llama_cpp: Path, model: Path, prompt: str, *options: str, **variables
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "results.gguf")
         command: list[str | Path] = [llama_cpp / "llama-results", "-m", model, "-o", output, "-p", prompt]
-        command += ["-c", "256", "-ub", "1", "-fit", "off", *options]
+        command += ["-c", "256", "-ub", "1", *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode or not output.exists():
             raise RuntimeError(f"llama-results ended with status {done.returncode}:\n{done.stderr[-2000:]}")

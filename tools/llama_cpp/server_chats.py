@@ -252,7 +252,7 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
         "--temp",
         0,
     ]
-    command += ["-ub", max(N_TOKENS), "-b", 512, "--no-warmup", *options, *words]
+    command += ["-ub", max(N_TOKENS), "-b", 512, *options, *words]
     environment = {**environment, "LD_LIBRARY_PATH": str(server.parent), "OMP_NUM_THREADS": "1"}
     log = folder / f"{case.name}-{way}.log"
     with serving(command, environment, log) as port, ThreadPoolExecutor(N_CHATS) as clients:

@@ -166,7 +166,7 @@ class SplitRunner:
             kernels.mkdir()
             refused = self.builder.pack(specs, config, kernels / pack_name("group"), built, progress)
             progress("running, round", number + 1)
-            environment = self.programs.environment(kernels=kernels, buffers="device", log=True) | {
+            environment = self.programs.environment(kernels=kernels, buffers="device", log=2) | {
                 "GGML_SCHED_DEBUG": "2",
                 "NEURON_RT_NUM_CORES": str(self.cores),
                 "NEURON_RT_EXEC_TIMEOUT": harness.WAIT,

@@ -30,8 +30,8 @@ all of them.
 TITLES = {
     "ERROR": "## Errors\n\nThe backend always prints these messages, and also messages of libnrt that it passes on.",
     "WARN": "## Warnings\n\nThe backend always prints these messages.",
-    "LOG": "## Details\n\nThe backend prints these messages with `GGML_NEURON_LOG=1`.",
-    "DEBUG": "## Debugging\n\nThe backend also prints these messages with `GGML_NEURON_LOG=2`.",
+    "LOG": "## Details\n\nThe backend prints these messages with `GGML_NEURON_LOG=1`: a summary of the run.",
+    "DEBUG": "## Debugging\n\nThe backend also prints these messages, such as each load, with `GGML_NEURON_LOG=2`.",
 }
 
 

@@ -23,6 +23,9 @@ void neuron_core::release() {
     }
     launch_queue.stop();
     std::lock_guard<std::mutex> lock(mutex);
+    if (n_loaded) {
+        NEURON_LOG("core %d: %zu programs are loaded\n", vnc, n_loaded.load());
+    }
     if (launch_queue.is_queue() && launch_queue.queued()) {
         NEURON_LOG("core %d: %llu launches, %llu of them while another one was in flight\n", vnc,
                    (unsigned long long) launch_queue.queued(), (unsigned long long) launch_queue.overlapping());

@@ -228,11 +228,11 @@ void neuron_core::note_size(neuron_model & model, size_t before) {
     if (model.memory.bytes) {
         compared_bytes += size;
         stated_bytes += model.memory.bytes;
-        NEURON_LOG("core %d: %s takes %zu KiB; its bundle estimates %zu KiB\n", vnc, model.name.c_str(), size >> 10,
-                   model.memory.bytes >> 10);
+        NEURON_DEBUG("core %d: %s takes %zu KiB; its bundle estimates %zu KiB\n", vnc, model.name.c_str(), size >> 10,
+                     model.memory.bytes >> 10);
         return;
     }
-    NEURON_LOG("core %d: %s takes %zu KiB\n", vnc, model.name.c_str(), size >> 10);
+    NEURON_DEBUG("core %d: %s takes %zu KiB\n", vnc, model.name.c_str(), size >> 10);
 }
 
 // Returns the estimated size of a program that is not loaded and whose bundle states no size.

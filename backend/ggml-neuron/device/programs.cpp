@@ -29,7 +29,7 @@ bool neuron_core::evict() {
     if (!oldest->handle) {
         return true;  // another thread has unloaded it meanwhile
     }
-    NEURON_LOG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
+    NEURON_DEBUG("core %d: unloading %s to make room\n", vnc, oldest->name.c_str());
     unload(*oldest);
     oldest->evicted = true;
     return true;
@@ -73,7 +73,7 @@ void neuron_core::preload(const std::vector<neuron_kernel> & kernels) {
         }
     }
     if (!wanted.empty()) {
-        NEURON_LOG("core %d: the programs of a graph were loaded before its first launch\n", vnc);
+        NEURON_DEBUG("core %d: the programs of a graph were loaded before its first launch\n", vnc);
     }
 }
 
@@ -204,7 +204,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         model.evicted = false;
         note_reload();
     }
-    NEURON_LOG("core %d: loaded %s\n", vnc, model.name.c_str());
+    NEURON_DEBUG("core %d: loaded %s\n", vnc, model.name.c_str());
     if (model.tensors.empty()) {
         status = read_tensors(model, message);
         if (status != NRT_SUCCESS) {
@@ -243,7 +243,7 @@ bool neuron_core::load_collective(const neuron_kernel &        kernel,
     nrt.users++;
     n_loaded++;
     model.last_used = ++clock;
-    NEURON_LOG("core %d: loaded %s as rank %u of %u\n", vnc, model.name.c_str(), rank, n_ranks);
+    NEURON_DEBUG("core %d: loaded %s as rank %u of %u\n", vnc, model.name.c_str(), rank, n_ranks);
     if (model.tensors.empty() && read_tensors(model, message) != NRT_SUCCESS) {
         mark_broken(model, message);
         unload(model);

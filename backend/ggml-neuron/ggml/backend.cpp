@@ -7,7 +7,6 @@
 #include "ggml/chain.h"
 #include "ggml/events.h"
 #include "ggml/host_buffer.h"
-#include "ggml/reserved.h"
 #include "plan/compute.h"
 #include "report/log.h"
 #include "report/metrics.h"
@@ -109,7 +108,6 @@ static void ggml_backend_neuron_report_one_core() {
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
     static std::once_flag once;
     std::call_once(once, ggml_backend_neuron_report_one_core);
-    neuron_reserved_end();
     auto *           ctx = (ggml_backend_neuron_context *) backend->context;
     enum ggml_status status;
     if (ctx->chain && ctx->chain->append(ctx, cgraph, status)) {
@@ -142,9 +140,13 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
                                         const ggml_cgraph *                 cgraph,
                                         const neuron_groups &               groups) {
     const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
-    std::vector<neuron_kernel>  kernels;
-    std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
-    const auto                  add = [&kernels](const std::vector<neuron_kernel> & more) {
+    if (std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes,
+                    [&](const ggml_tensor * node) { return store.fewer_cells(node) > 0; })) {
+        return;  // calls attend to fewer cells, with other programs
+    }
+    std::vector<neuron_kernel> kernels;
+    std::vector<bool>          grouped((size_t) cgraph->n_nodes, false);
+    const auto                 add = [&kernels](const std::vector<neuron_kernel> & more) {
         kernels.insert(kernels.end(), more.begin(), more.end());
     };
     for (const neuron_group & group : groups.groups) {

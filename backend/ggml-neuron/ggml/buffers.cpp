@@ -5,7 +5,6 @@
 #include "ggml/chain.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
-#include "ggml/reserved.h"
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/key_nodes.h"
@@ -56,7 +55,6 @@ size_t neuron_tail_of(const ggml_tensor * t) {
 }
 
 static size_t ggml_backend_neuron_buffer_type_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    neuron_reserved_say();  // ggml has divided a graph whose memory it measures
     return neuron_alloc_size(buft, t) + neuron_tail_of(t);
 }
 
@@ -89,7 +87,13 @@ neuron_buffer::~neuron_buffer() {
 
 static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
     neuron_flush_chains();
-    delete (neuron_buffer *) buffer->context;
+    auto * ctx = (neuron_buffer *) buffer->context;
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && !ctx->used) {
+        NEURON_LOG("%s: no graph used %.1f MiB of weights; a model that is loaded with --model-draft drafts only with "
+                   "--spec-type draft-simple\n",
+                   ggml_backend_buft_name(buffer->buft), (double) buffer->size / (1 << 20));
+    }
+    delete ctx;
 }
 
 static void * ggml_backend_neuron_buffer_get_base(ggml_backend_buffer_t buffer) {
@@ -215,9 +219,6 @@ static std::string neuron_write_packed(neuron_buffer &             ctx,
 
 // Zeroes the bytes behind a cache: masked values must be finite, because a NaN would not become 0.
 static enum ggml_status ggml_backend_neuron_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
-    if (neuron_reserved_takes(tensor)) {
-        return GGML_STATUS_SUCCESS;
-    }
     auto *       ctx  = (neuron_buffer *) buffer->context;
     const size_t tail = neuron_tail_of(tensor);
     if (tail) {
@@ -432,6 +433,7 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   void *                               data,
                                   size_t                               size,
                                   const std::function<std::string()> & read) {
+    buffer.used              = true;
     const ggml_tensor * root = neuron_root_of(owner);
     if (!neuron_is_weight(owner) || address != root->data || size != ggml_nbytes(root)) {
         return read();
@@ -532,6 +534,7 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
     operand.size = ggml_nbytes(t);
     if (auto * ctx = neuron_buffer_of(t)) {
         const neuron_packed_bytes stored(ctx->base, t, t->data, operand.size);
+        ctx->used      = true;
         operand.memory = ctx->memory;
         operand.offset = ctx->offset_of(t);
         if (stored.layout && !stored.layout.is_permutation()) {

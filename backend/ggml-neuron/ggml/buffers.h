@@ -11,6 +11,7 @@
 #include "weights/originals.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -51,6 +52,9 @@ struct neuron_buffer {
     } repacked;
 
     neuron_host_copies copies;
+
+    // Whether a graph was planned with a tensor of it, or a tensor was read.
+    std::atomic<bool> used{ false };
 };
 
 // Returns the bytes that a buffer adds behind a cache: a kernel for more cells reads on there, under a mask. A tensor

@@ -5,7 +5,6 @@
 #include "ggml/backend.h"
 #include "ggml/buffers.h"
 #include "ggml/chain.h"
-#include "ggml/reserved.h"
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/tensors.h"
@@ -116,12 +115,10 @@ void * ggml_backend_neuron_comm_init(ggml_backend_t * backends, size_t n_backend
     for (ggml_backend_neuron_context * backend : c->backends) {
         backend->chain = c->chain.get();
     }
-    neuron_reserved_begin(n_backends);
     return c;
 }
 
 void ggml_backend_neuron_comm_free(void * context) {
-    neuron_reserved_end();
     auto * c = (comm *) context;
     for (ggml_backend_neuron_context * backend : c->backends) {
         backend->chain = nullptr;

@@ -3,7 +3,6 @@
 #include "device/core.h"
 #include "ggml/buffers.h"
 #include "ggml/chain.h"
-#include "ggml/reserved.h"
 #include "select/tensors.h"
 #include "weights/layouts.h"
 
@@ -12,7 +11,6 @@
 #include <vector>
 
 void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
-    neuron_reserved_drop();  // ggml's scheduler waits for a graph before it divides the next one
     neuron_flush_chains();
     auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
     neuron_core &               core = *ctx->device->core;

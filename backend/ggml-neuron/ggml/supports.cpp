@@ -6,7 +6,6 @@
 #include "ggml/buffers.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
-#include "ggml/reserved.h"
 #include "report/log.h"
 #include "report/manifest_text.h"
 #include "report/record_ops.h"
@@ -29,8 +28,12 @@
 #include <vector>
 
 // llama.cpp decides where to put a weight by calling supports_op for an artificial op on it: 512 tokens, parameters all
-// 0, and the weight in a buffer of size 0. Returns the weight, or NULL for a real op.
+// 0, the weight in a buffer of size 0, and the op in no graph. Returns the weight, or NULL for a real op. In the graphs
+// of a context that only measures memory (--fit), weights and caches are in buffers of size 0, too.
 static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
+    if (op->flags & GGML_TENSOR_FLAG_COMPUTE) {
+        return nullptr;
+    }
     for (const ggml_tensor * src : op->src) {
         if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
             return src;
@@ -171,9 +174,11 @@ static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context
 }
 
 // Returns whether kernels compute a node. For a node of llama.cpp's probe of a sampler, answers for the kernels' own
-// numbers of candidates.
+// numbers of candidates. For attention to more cells than any kernel's, answers for calls that attend to fewer: if
+// llama.cpp reserves memory for a whole cache and the answer is no, it turns flash attention off (-fa auto).
 static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    if (neuron_opinion_of(device, op).is_known()) {
+    if (neuron_opinion_of(device, op).is_known() ||
+        (neuron_has_cpu() && ggml_backend_neuron_shared().kernels.fewer_cells(op))) {
         return true;
     }
     const int64_t             probed     = neuron_probed_candidates(op);
@@ -254,11 +259,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         // scheduler can't give the other parts to another backend: partial results can't be copied, and parts can't
         // move.
         neuron_warn_of_alibi(op);
-        const bool takes = !neuron_is_kept_by_host(op) && neuron_has_cpu();
-        if (takes) {
-            neuron_reserved_note(op);
-        }
-        return takes;
+        return !neuron_is_kept_by_host(op) && neuron_has_cpu();
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;
@@ -278,8 +279,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     // early. So the node goes to the tensor's device, and the CPU computes it when it has no kernel.
     const ggml_tensor * home = op->view_src;
     if (home->buffer) {
-        const auto * ctx = neuron_buffer_of(home);
-        return computed || (ctx && ctx->core == device->core.get() && neuron_has_cpu());
+        return computed || (home->buffer->buft->device == dev && neuron_has_cpu());
     }
     if (home->op == GGML_OP_NONE) {
         return computed;

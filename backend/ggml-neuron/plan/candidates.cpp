@@ -1,6 +1,7 @@
 // The kernels for the nodes of a graph: for a single node, attention, or a group.
 
 #include "plan/placement.h"
+#include "report/log.h"
 #include "report/record_ops.h"
 #include "select/groups.h"
 #include "select/tensors.h"
@@ -72,6 +73,30 @@ static bool may_have_first_rows(const ggml_cgraph * cgraph, const ggml_tensor * 
            });
 }
 
+// Warns once of a graph that writes to caches of several sequences one by one, although kernels of groups write to one.
+// Groups for no call of its length, and groups whose conditions are unmet, have messages of their own.
+static void warn_of_streams(const ggml_cgraph *                   cgraph,
+                            const neuron_kernel_store &           kernels,
+                            const std::vector<neuron_candidate> & candidates) {
+    const auto writes_streams = [cgraph](const neuron_candidate & c) {
+        const ggml_tensor * node = cgraph->nodes[c.node];
+        return c.group().nodes.empty() && node->op == GGML_OP_SET_ROWS && neuron_root_of(node)->ne[2] > 1;
+    };
+    const auto is_longer = [&kernels](const ggml_tensor * node) {
+        return kernels.fewer_cells(node) > 0;
+    };
+    const auto writer = std::find_if(candidates.begin(), candidates.end(), writes_streams);
+    if (kernels.groups.empty() || writer == candidates.end() ||
+        std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, is_longer)) {
+        return;
+    }
+    const auto n_streams = (long long) neuron_root_of(cgraph->nodes[writer->node])->ne[2];
+    NEURON_WARN(
+        "%lld sequences have a cache each, and no group of kernels has such caches: each op is a launch. Run the "
+        "program with --kv-unified, or derive kernels with: kernelgen model --n-seq-max %lld\n",
+        n_streams, n_streams);
+}
+
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
                                                      neuron_groups &             groups,
@@ -105,6 +130,9 @@ std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *        
         if (!c.group() && !neuron_is_zero(node) && !neuron_is_all_reduce(node)) {
             neuron_note_missing(node);
         }
+    }
+    if (!unmet) {
+        warn_of_streams(cgraph, kernels, candidates);
     }
     return candidates;
 }

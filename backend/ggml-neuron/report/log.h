@@ -1,4 +1,5 @@
-// The backend's output, all to stderr: errors and warnings always, details if GGML_NEURON_LOG is set.
+// The backend's output, all to stderr: errors and warnings always, a summary of the run if GGML_NEURON_LOG is 1, and
+// each load and query if it is 2.
 //
 // It does not use ggml's logger: programs such as llama-bench silence that, and a run without any usable kernel would
 // look like any other.
@@ -11,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// Returns whether GGML_NEURON_LOG enables details: 1 or 2.
+// Returns whether GGML_NEURON_LOG is 1 or 2.
 inline bool neuron_log_enabled() {
     static const bool enabled = [] {
         const char * value = getenv("GGML_NEURON_LOG");
@@ -48,7 +49,7 @@ void neuron_say_again(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
         }                                  \
     } while (0)
 
-// Details that help to find a cause, and not to fix it.
+// Single events, such as loads, and details that help to find a cause.
 #define NEURON_DEBUG(...)                  \
     do {                                   \
         if (neuron_log_repeats()) {        \

@@ -4,6 +4,7 @@
 #include "report/log.h"
 #include "report/manifest_text.h"
 #include "report/record_ops.h"
+#include "select/tensors.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -130,21 +131,21 @@ static std::string why_none(const ggml_tensor * op, const neuron_kernel_store & 
                      : "no bundle has a kernel of this op";
 }
 
-static void say_missing(const ggml_tensor * op, size_t count, const char * graph, const neuron_kernel_store & kernels) {
+static void say_missing(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
     const char *      reason = nullptr;
     const std::string line   = neuron_manifest_line(op, &reason);
     const std::string what   = neuron_describe(op);
     const std::string why    = why_none(op, kernels);
     const char *      nodes  = count == 1 ? "node" : "nodes";
     if (reason) {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
                     "%s\n",
-                    what.c_str(), count, nodes, graph, why.c_str());
+                    what.c_str(), count, nodes, why.c_str());
     } else {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
                     "%s\n"
                     "to build one, add this line to a manifest's kernels: %s\n",
-                    what.c_str(), count, nodes, graph, why.c_str(), line.c_str());
+                    what.c_str(), count, nodes, why.c_str(), line.c_str());
     }
     if (neuron_log_repeats()) {
         const std::string nearest = neuron_nearest(op, kernels);
@@ -160,6 +161,7 @@ namespace {
 struct said_ops {
     std::mutex                   mutex;
     std::unordered_set<uint64_t> known;
+    std::unordered_set<int64_t>  longest{};  // kernels' numbers of cells that calls exceeded
     int                          n              = 0;
     bool                         told_more      = false;
     bool                         told_attention = false;
@@ -230,9 +232,9 @@ static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
     return false;
 }
 
-bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * graph) const {
+void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     if (entries.empty() || neuron_recording()) {
-        return false;
+        return;
     }
     // The entries are in the order of their addresses, which differ in each run.
     std::vector<entry> sorted = entries;
@@ -245,10 +247,19 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
     std::vector<const ggml_tensor *>  ops;
     std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const entry & e) { return e.op; });
     const bool other    = say_other_attention(ops, kernels, said.told_attention);
-    bool       any      = other && !said.told_attention;
     said.told_attention = said.told_attention || other;
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
+            continue;
+        }
+        const int64_t n_kv = kernels.fewer_cells(e.op);
+        if (n_kv && neuron_root_of(e.op->src[1])->op == GGML_OP_NONE) {  // attention to a cache
+            if (said.longest.insert(n_kv).second) {
+                NEURON_WARN(
+                    "a call attends to %lld cells, more than the longest --n-kv of kernelgen model, %lld: the CPU "
+                    "computes such attention\n",
+                    (long long) e.op->src[1]->ne[1], (long long) n_kv);
+            }
             continue;
         }
         if (other && !neuron_log_repeats() && (e.op->op == GGML_OP_FLASH_ATTN_EXT || is_in_unfused_attention(e.op))) {
@@ -256,18 +267,15 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;
-            any = true;
-            say_missing(e.op, e.count, graph, kernels);
+            say_missing(e.op, e.count, kernels);
         } else {
             more++;
         }
     }
     if (more && !said.told_more) {
         said.told_more = true;
-        any            = true;
-        NEURON_WARN("%zu %s of %s, and ops of later graphs: no kernel either\n"
+        NEURON_WARN("%zu %s of this graph, and ops of later graphs: no kernel either\n"
                     "GGML_NEURON_LOG=2 names them, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
-                    more, more == 1 ? "other op" : "other ops", graph);
+                    more, more == 1 ? "other op" : "other ops");
     }
-    return any;
 }

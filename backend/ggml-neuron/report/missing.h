@@ -19,9 +19,8 @@ class neuron_missing_ops {
 
     // Prints the ops that this process has not reported yet: NEURON_MOST_LINES of them, then the number of the others.
     // Ops with the most nodes come first, so that the order does not depend on addresses. Ops whose kernels are
-    // unusable have their own message. `graph` names the graph in words. Prints nothing while the backend records ops.
-    // Returns whether it printed something.
-    bool say(const neuron_kernel_store & kernels, const char * graph = "this graph") const;
+    // unusable have their own message. Prints nothing while the backend records ops.
+    void say(const neuron_kernel_store & kernels) const;
 
   private:
     struct entry {

@@ -322,9 +322,7 @@ struct recorder final : neuron_recording_file {
             found                       = entries.emplace(hash, noted_entry{}).first;
             found->second.manifest_text = neuron_manifest_text_of(&recorded.node);
         }
-        if (fresh || neuron_log_repeats()) {
-            NEURON_LOG("no kernel for %s\n", with_reason(neuron_manifest_text_of(op)).c_str());
-        }
+        NEURON_DEBUG("no kernel for %s\n", with_reason(neuron_manifest_text_of(op)).c_str());
         return found->second;
     }
 

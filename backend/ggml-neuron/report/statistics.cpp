@@ -1,6 +1,7 @@
 #include "report/statistics.h"
 
 #include "report/manifest_text.h"
+#include "report/metrics.h"
 #include "select/tensors.h"
 #include "weights/weights.h"
 
@@ -38,6 +39,17 @@ static bool is_whole(const ggml_cgraph * cgraph) {
 }
 
 static const char * const UNUSABLE = " (its kernel can't be used)";
+
+// Returns whether no device has computed a part of this graph before. The parts of all devices come in the order of the
+// graph's nodes, which are in one array.
+static bool is_first_of_graph(const ggml_cgraph * part) {
+    static thread_local const void *          set = nullptr;
+    static thread_local ggml_tensor * const * end = nullptr;
+    const bool first = part->visited_hash_set.keys != set || part->nodes < end || is_whole(part);
+    set              = part->visited_hash_set.keys;
+    end              = part->nodes + part->n_nodes;
+    return first;
+}
 
 static size_t count_ops(const ggml_cgraph * cgraph) {
     return (size_t) std::count_if(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
@@ -86,6 +98,7 @@ neuron_statistics::scan neuron_statistics::make_scan(const ggml_cgraph * first, 
             found.reasons[lack] += !lack.empty();
             if (!lack.empty()) {
                 missing.add(t);
+                found.lacking[t->op]++;
             }
         }
     });
@@ -125,12 +138,18 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
     g_any_graph = true;
     neuron_missing_ops missing;
     // Parts come in the order of the graph's nodes, which are in one array.
-    const bool         first = cgraph->visited_hash_set.keys != set || cgraph->nodes < end || is_whole(cgraph);
+    const bool         first_of_all = is_first_of_graph(cgraph);
+    const bool         first        = cgraph->visited_hash_set.keys != set || cgraph->nodes < end || is_whole(cgraph);
     if (first) {
         end_graph();
         const scan & whole = scan_of(cgraph, missing);
         current.ops        = whole.ops;
         current.reasons    = whole.reasons;
+        if (first_of_all) {
+            for (const auto & [op, n] : whole.lacking) {
+                g_metrics.cpu[op].fetch_add(n, std::memory_order_relaxed);
+            }
+        }
     }
     // A program that examines single nodes (ggml_backend_sched_set_eval_callback) cuts parts into pieces without a
     // number.

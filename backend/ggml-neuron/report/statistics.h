@@ -48,6 +48,7 @@ class neuron_statistics {
     struct scan {
         size_t                        ops = 0;
         std::map<std::string, size_t> reasons;
+        std::map<ggml_op, size_t>     lacking;  // ops without a kernel in the parts of other backends
     };
 
     const scan & scan_of(const ggml_cgraph * first, neuron_missing_ops & missing);

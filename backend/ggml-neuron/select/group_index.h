@@ -77,6 +77,9 @@ class neuron_group_index {
     // could have this node's numbers in pieces or with padding.
     bool may_have_member(const ggml_tensor * node) const;
 
+    // Returns the most cells that groups attend to, if a node is attention to more cells; else 0.
+    int64_t fewer_cells(const neuron_signature & node) const { return open_members.fewer_cells(node); }
+
     // Returns whether some group has a node that differs from this one only in lengths that are shorter here, in any of
     // its tensors. An example is attention without a cache, which has as many keys as tokens.
     bool may_have_shorter_member(const ggml_tensor * node) const;

@@ -58,6 +58,10 @@ class neuron_kernel_store {
     // the later nodes.
     std::vector<neuron_kernel> select_in_attention(const ggml_tensor * op) const;
 
+    // Returns the most cells that kernels attend to, if a node is attention to more cells; else 0. llama.cpp reserves
+    // memory for attention to all cells of a cache, and calls attend to the cells in use.
+    int64_t fewer_cells(const ggml_tensor * op) const;
+
     // Returns the smallest number of rows, at least `n`, of a tensor to which kernels write rows like this tensor's
     // rows; 0 if there is none.
     int64_t rows_written(const ggml_tensor * t, int64_t n) const;

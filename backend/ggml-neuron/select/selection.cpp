@@ -428,6 +428,16 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     return answer;
 }
 
+int64_t neuron_kernel_store::fewer_cells(const ggml_tensor * op) const {
+    if (exact_only || op->op != GGML_OP_FLASH_ATTN_EXT) {
+        return 0;
+    }
+    const neuron_signature   node = neuron_signature_of(op);
+    neuron_signature         one;
+    const neuron_signature & stream = neuron_split_streams(node, one) > 1 ? one : node;
+    return std::max(tokens.fewer_cells(stream), groups.fewer_cells(stream));
+}
+
 // Extends the kernels for the first stream of attention to all streams, one after the other. Returns false when another
 // stream has no room.
 static bool repeat_for_streams(neuron_attention & attention) {

@@ -256,6 +256,12 @@ const std::vector<neuron_sizes> * neuron_token_index::find(const neuron_signatur
     return found;
 }
 
+int64_t neuron_token_index::fewer_cells(const neuron_signature & node) const {
+    neuron_cut                        cut;
+    const std::vector<neuron_sizes> * kernels = find(node, cut);
+    return kernels && cut.rule->mask >= 0 && kernels->back().n_more < cut.n_more ? kernels->back().n_more : 0;
+}
+
 // Returns a node's number of streams: sequences that are computed together, in dimension 3.
 static int64_t n_streams(const neuron_signature & node) {
     int64_t n = node.tensors[node.n_src].ne[3];

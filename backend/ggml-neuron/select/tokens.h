@@ -98,6 +98,9 @@ class neuron_token_index {
     // cut or nothing fits.
     const std::vector<neuron_sizes> * find(const neuron_signature & node, neuron_cut & cut) const;
 
+    // Returns the most cells that kernels attend to, if a node is attention to more cells; else 0.
+    int64_t fewer_cells(const neuron_signature & node) const;
+
   private:
     std::unordered_map<uint64_t, std::vector<neuron_sizes>> sizes;
 };

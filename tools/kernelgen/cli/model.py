@@ -23,6 +23,7 @@ from kernelgen.cli.model_manifest import (
     group_lines,
     layouts_of,
     listed_lines,
+    longer_context,
     made_by,
     name_of,
     refused_lines,
@@ -214,8 +215,11 @@ def command(
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
     notes = (*notes, *fixed_ctx(context, settings))
+    notes = (*notes, *longer_context(model, derived, settings))
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
+    if draft is not None and settings.speculation is None:
+        notes = (*notes, f"llama.cpp's programs use the draft only with --spec-type {_SIMPLE}")
     summary = summary_of(model, derived, settings)
     for how in drafts:
         file = draft if how.speculation is None and draft is not None else source.path

@@ -19,10 +19,11 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.forecast.weights import AS_GGML
 from kernelgen.model import writing
-from kernelgen.model.derived import Derived
+from kernelgen.model.derived import Derived, DerivedKernel
 from kernelgen.model.graphs import ModelHeader
+from kernelgen.model.groups import GraphEntry
 from kernelgen.model.projector import Projector
-from kernelgen.model.sizes import Settings, few_encoded
+from kernelgen.model.sizes import N_KV_UNIT, Settings, doubled, few_encoded, pad
 from kernelgen.targets import TARGETS
 
 FUSE = "layer"
@@ -75,6 +76,34 @@ def fixed_ctx(context: click.Context, settings: Settings) -> Iterator[str]:
     given = not settings.any_ctx and context.get_parameter_source("n_ctx") is ParameterSource.COMMANDLINE
     if False in settings.flash_attn and not given:
         yield f"{run_options.FIXED_CTX}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
+
+
+def longer_context(model: ModelHeader, derived: Derived, settings: Settings) -> Iterator[str]:
+    """Yields the `--n-kv` for the whole context of a model, if it is longer, and the number of kernels that this adds.
+
+    The number is known if there are formulas of `n_kv`, which need two lengths.
+    """
+    longest = settings.n_kv[-1] if settings.n_kv else settings.cells(settings.n_ctx[-1])
+    cells = min(pad(model.n_ctx_train), run_options.MAX_CTX)
+    entries: list[DerivedKernel | GraphEntry] = [*derived.entries, *derived.graphs]
+    entries = [entry for entry in entries if entry.reason is None]
+    has_cache = any(point["n_kv"] for entry in entries for point in entry.points)
+    if not settings.any_ctx or cells <= longest or not has_cache:
+        return
+    lengths = settings.n_kv or tuple(doubled(N_KV_UNIT, longest))
+    longer = tuple(doubled(2 * longest, cells))
+    kernels = Counter(
+        target
+        for entry in entries
+        for target in (isinstance(entry, GraphEntry) and entry.targets) or ALL_TARGETS
+        for point in entry.values.values()
+        if "n_kv" in entry.kernel.names and point["n_kv"] == longest
+    )
+    cost = f", with {counted(max(kernels.values()) * len(longer), 'more kernel')}" if kernels else ""
+    yield (
+        f"these kernels serve up to {longest} cells in use, and the model's context has {model.n_ctx_train}: for all of it{cost}, "
+        f"--n-kv {joined((*lengths, *longer))}"
+    )
 
 
 def layouts_of(weights: tuple[str, ...]) -> tuple[str, ...]:

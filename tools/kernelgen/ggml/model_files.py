@@ -119,6 +119,26 @@ def is_safetensors(head: bytes, size: int) -> bool:
     return bool(2 <= length <= size - 8)
 
 
+def lacks_chat_template(path: Path) -> bool:
+    """Returns whether the metadata of a GGUF file has no chat template; False if it can't be read.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    with path.open("rb") as file:
+        try:
+            reader = GgufReader(file, len(MAGIC))
+            *_, count = (reader.number(code, "the header") for code in "IQQ")
+            for _ in range(count):
+                key = reader.text("a key", limit=_MAX_TEXT, errors="replace")
+                if key == "tokenizer.chat_template":
+                    return False
+                reader.skip_value(reader.number("I", key), key, _MAX_STEPS)
+        except DamagedGguf:
+            return False
+    return True
+
+
 def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
     """Returns a GGUF file's `general.architecture` and `general.type`.
 

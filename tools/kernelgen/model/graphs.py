@@ -186,6 +186,7 @@ class ModelHeader:
         layers: the number of layers.
         encoder, decoder, recurrent: whether it has or is one.
         description: a line of text; for a projector llama.cpp's name of its kind.
+        n_ctx_train: the tokens of its longest context; 0 if it has none.
     """
 
     architecture: str
@@ -197,6 +198,7 @@ class ModelHeader:
     decoder: bool
     recurrent: bool
     description: str = ""
+    n_ctx_train: int = 0
 
 
 def _at(tensors: list[dict[str, Any]], index: int) -> Placement:
@@ -280,6 +282,7 @@ class GraphReader:
                 bool(m["decoder"]),
                 bool(m["recurrent"]),
                 str(m.get("description", "")),
+                int(m.get("context_length", 0)),
             )
         except _WRONG as error:
             raise self._error(number, f"the model's description is invalid: {error!r}") from None

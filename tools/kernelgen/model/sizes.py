@@ -189,6 +189,12 @@ def pad(n: int) -> int:
     return -(-n // N_KV_UNIT) * N_KV_UNIT
 
 
+def doubled(first: int, last: int) -> Iterator[int]:
+    """Yields lengths of the cache from `first` on, each twice the previous one, and then `last`."""
+    yield from itertools.takewhile(lambda n: n < last, (first << i for i in itertools.count()))
+    yield last
+
+
 def requested_calls(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
     """Yields every call with this many sequences that needs kernels, without impossible combinations."""
     for n_ctx, samplers in itertools.product(settings.n_ctx, settings.samplers):
@@ -279,8 +285,7 @@ def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
     """
     if settings.has_streams(n_seqs) and not settings.in_turn(n_seqs):
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
-    doubled = itertools.takewhile(lambda n: n < cells, (N_KV_UNIT << i for i in itertools.count()))
-    return (*doubled, cells)
+    return doubled(N_KV_UNIT, cells)
 
 
 def _first(settings: Settings, lengths: list[int], n_tokens: int, n_seqs: int) -> tuple[int, ...]:
