@@ -46,8 +46,9 @@ constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;
 // Host copies of device memory, from the host's writes and reads: device/known_bytes.h.
 class neuron_known_bytes {
   public:
-    // Returns the bytes from an offset on, or NULL when the copies lack some of them.
-    const uint8_t * get(size_t offset, size_t size);
+    // Returns the bytes from an offset on, or NULL when the copies lack some of them. They do not change while the
+    // caller holds them.
+    std::shared_ptr<const uint8_t> get(size_t offset, size_t size);
 
     // Keeps a copy of bytes that are in the memory now. Evicts the least recently used copies.
     void set(size_t offset, const void * data, size_t size);
@@ -58,10 +59,10 @@ class neuron_known_bytes {
   private:
     // Stretches with `good` set do not overlap.
     struct stretch {
-        size_t               offset = 0;
-        std::vector<uint8_t> data;
-        bool                 good      = false;
-        uint64_t             last_used = 0;
+        size_t                                offset = 0;
+        std::shared_ptr<std::vector<uint8_t>> data;
+        bool                                  good      = false;
+        uint64_t                              last_used = 0;
     };
 
     std::vector<stretch> stretches;

@@ -8,6 +8,7 @@
 #include "report/record_ops.h"
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -81,9 +82,9 @@ static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_t
 // locked. Writes data that the host computes.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
     // known bytes are in order with all launches
-    const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : m.host();
-    if (known) {
-        const std::vector<uint8_t> longer = neuron_made(m, m.mask, known);
+    const std::shared_ptr<const uint8_t> known = m.from.memory ? neuron_recall_known(m.from) : nullptr;
+    if (known || !m.from.memory) {
+        const std::vector<uint8_t> longer = neuron_made(m, m.mask, known ? known.get() : m.host());
         return core.write(stream, m.to, longer.data());
     }
     const std::vector<neuron_use> uses = {
@@ -92,12 +93,12 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     };
     // the tensor may be gone when the job runs
     return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
-        std::vector<uint8_t> data(m.from.size);
-        const NRT_STATUS     status = neuron_recall(m.from, data.data(), number);
+        std::shared_ptr<const uint8_t> data;
+        const NRT_STATUS               status = neuron_recall(m.from, data, number);
         if (status != NRT_SUCCESS) {
             return status;
         }
-        const std::vector<uint8_t> longer = neuron_made(m, &mask, data.data());
+        const std::vector<uint8_t> longer = neuron_made(m, &mask, data.get());
         return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size(), number);
     });
 }
