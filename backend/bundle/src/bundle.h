@@ -6,8 +6,10 @@
 #include "neuron_kernels.h"
 #include "sha256.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +38,9 @@ struct neuron_kernels {
     std::vector<uint64_t> neff_sizes;
     std::vector<uint64_t> neff_memory;  // empty when the bundle holds none
     std::vector<uint8_t>  neff_data;    // for a tree
+
+    // For each NEFF, the state of `file` in which its SHA-256 was right: each core reads it, and hashing takes longer.
+    std::unique_ptr<std::atomic<int64_t>[]> verified;
 
     // Fills the table from the members and the arguments.
     //
