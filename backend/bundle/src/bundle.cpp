@@ -2,6 +2,7 @@
 
 #include "bundle.h"
 
+#include "ascii.h"
 #include "error.h"
 #include "hash.h"
 #include "key.h"
@@ -70,7 +71,14 @@ void check_format(const char * what, uint64_t format) {
 bool is_kernel_id(std::string_view text) {
     constexpr size_t MAX_ID = 63;
 
-    return !text.empty() && text.size() <= MAX_ID && text.find('\0') == std::string_view::npos;
+    return !text.empty() && text.size() <= MAX_ID && !has_control(text);
+}
+
+std::string_view check_text(const char * what, std::string_view text) {
+    if (has_control(text)) {
+        fail(NEURON_KERNELS_ERROR_CORRUPT, "'%s' holds a NUL or another control character", what);
+    }
+    return text;
 }
 
 bool is_hexadecimal(std::string_view text) {

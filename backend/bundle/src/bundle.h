@@ -57,6 +57,9 @@ void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);
 
+// Returns a text of the bundle. Throws `error` with CORRUPT when it has control characters.
+std::string_view check_text(const char * what, std::string_view text);
+
 // Returns whether all characters of a text are lower-case hexadecimal digits.
 bool is_hexadecimal(std::string_view text);
 
