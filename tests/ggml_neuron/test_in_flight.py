@@ -260,6 +260,12 @@ def test_reductions(run: Run, kernels: Path) -> None:
         assert "21 reductions over NeuronCores went through the host's memory, 0.082 MiB" in result.log
 
 
+def test_kept_parts_outlive_their_graphs(run: Run, kernels: Path, tmp_path: Path) -> None:
+    record = str(tmp_path / "graphs.yaml")
+    result = run_on_two_cores(run, kernels, "two-cores-kept", launch_us=0, GGML_NEURON_RECORD_GRAPHS=record)
+    assert result.said == {"two-cores-kept": "ok"}, result.log
+
+
 def test_a_reduction_of_what_a_launch_did_not_compute(run: Run, kernels: Path) -> None:
     fault = {"NEURON_SIMULATOR_FAULT": "execute@1"}
     result = run_on_two_cores(run, kernels, "two-cores-unreduced", launch_us=300_000, **fault)
