@@ -401,6 +401,12 @@ def test_a_core_that_goes_on_reporting_a_nan_does_not_count_as_failed(run: Run, 
     assert result.log.count("or a program before it: the results contain infinities or NaN") == 1
 
 
+def test_a_child_of_the_process_leaves_libnrt_alone(run: Run, kernels: Path) -> None:
+    result = run("forked", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"forked": "ok"}, result.log
+    assert "nrt_" not in result.log
+
+
 def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Path) -> None:
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_LOG": "1"}
     for strict in ("1", "0"):

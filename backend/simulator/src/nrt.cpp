@@ -88,6 +88,9 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
 void nrt_close(void) {
     runtime &                         rt = process();
     const std::lock_guard<std::mutex> lock(rt.mutex);
+    if (rt.forked && rt.state == phase::fresh) {
+        log(level::error, "nrt_close", "called in a child of the process that called nrt_init, whose cores these are");
+    }
     if (rt.state != phase::open) {
         return;  // there is nothing to close, and no way to report it
     }

@@ -15,8 +15,10 @@ namespace simulator {
 static std::atomic<runtime *> current{ nullptr };
 
 static void forked() {
+    const bool open = current.load()->state == phase::open || current.load()->forked;
     simulator::close_all_fds();
-    current = new runtime;
+    current                = new runtime;
+    current.load()->forked = open;
 }
 
 // Prints a summary of each core's executions at the end of the process.

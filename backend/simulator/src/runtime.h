@@ -149,12 +149,13 @@ struct runtime {
     std::vector<simulator::unique_fd>                 locks;        // of the visible cores
     std::vector<std::shared_ptr<simulator::programs>> programs;     // by core
     std::vector<simulator::core_state>                core_states;  // by core
-    bool second = false;                                            // another process had a core of this machine before
+    bool forked = false;                              // the process is a child of one that called nrt_init
+    bool second = false;                              // another process had a core of this machine before
 
-    std::unique_ptr<simulator::units> units;                        // the nrta_* queues, from one nrt_init to the next
-    simulator::ranks                  ranks;                        // the cores of this process that compute together
+    std::unique_ptr<simulator::units> units;          // the nrta_* queues, from one nrt_init to the next
+    simulator::ranks                  ranks;          // the cores of this process that compute together
 
-    std::mutex                         helper_mutex;                // guards the members below
+    std::mutex                         helper_mutex;  // guards the members below
     std::shared_ptr<simulator::helper> helper;
 
     std::chrono::steady_clock::time_point not_before;  // no helper is started until then
