@@ -416,7 +416,7 @@ static NRT_STATUS run(runtime & rt, const execution & execution) {
     }
     outputs_of.spoil();
     take_price(rt, execution);
-    return rt.config.strict ? look_for_nan(rt, model, tensors) : done;
+    return rt.config.strict && rt.config.reports_nan ? look_for_nan(rt, model, tensors) : done;
 }
 
 NRT_STATUS prepare_handles(runtime &                rt,
