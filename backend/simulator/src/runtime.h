@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -130,9 +131,13 @@ struct core_state {
     std::atomic<NRT_STATUS> owed{
         NRT_SUCCESS
     };  // with the same fault: the status of an earlier execution, which the next call returns
-    std::atomic<uint64_t> clock_ns{ 0 };    // the time of its executions on a device (price.h)
-    std::atomic<uint64_t> executions{ 0 };
-    std::atomic<uint64_t> bytes_read{ 0 };  // inputs that executions do not overwrite
+    std::mutex                      mutex;
+    std::deque<std::vector<size_t>> rings;            // guarded by the mutex: models and tensors of the last executions
+    std::atomic<uint64_t>           clock_ns{ 0 };    // the time of its executions on a device (price.h)
+    std::atomic<uint64_t>           executions{ 0 };
+    std::atomic<uint64_t>           bytes_read{ 0 };  // inputs that executions do not overwrite
+    std::atomic<uint64_t>           waited{ 0 };      // copies on the core, and writes, that the host waited for
+    std::atomic<uint64_t>           queued{ 0 };      // those of nrta_*
 };
 
 enum class phase { fresh, open, closed };

@@ -73,6 +73,7 @@ class Bench(DeviceBench):
                 lambda: measured.launch(self),
                 "asynchronous",
             ),
+            ("bindings", "one program with many tensor sets in turn", lambda: measured.bindings(self), "load"),
             ("queue", "many large programs in the queue are all done", lambda: measured.queue(self), "asynchronous"),
             ("writes", "host writes during executions arrive", lambda: measured.writes(self), "asynchronous"),
             ("memory", "the device memory that a program takes", lambda: measured.memory(self), "load"),
