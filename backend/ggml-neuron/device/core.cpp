@@ -6,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc), launch_queue(nrt, vnc, mutex) {}
+neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) :
+    nrt(nrt), vnc(vnc), launch_queue(nrt, vnc, mutex), page(neuron_scratchpad_page(nrt)) {}
 
 bool neuron_core::open() {
     const std::string & failure = nrt.init();

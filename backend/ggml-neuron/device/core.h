@@ -30,11 +30,13 @@ struct neuron_core;
 // 512 bytes, or not aligned to 512, is slow. A view may begin at any byte.
 constexpr size_t NEURON_ALIGNMENT = 512;
 
-// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad; the second
-// constant is a page of it. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a
-// spill, which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
-constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
-constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
+// Core memory that libnrt takes for programs: micro-code once per physical core, and pages of a shared scratchpad.
+// Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a spill, which bundles state.
+// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+constexpr size_t NEURON_MICROCODE_MEMORY = (size_t) 96 << 20;
+
+// Returns the bytes by which a runtime's scratchpad grows, or 0 for an unknown runtime.
+size_t neuron_scratchpad_page(const neuron_nrt & nrt);
 
 // The most bytes of one tensor: releases of libnrt before 2.28 miscalculate sizes of 4 GiB and more. Source: AWS
 // Neuron's runtime release notes, known issues.
@@ -313,6 +315,8 @@ struct neuron_core {
     bool                  is_unusable(const neuron_model & model) const;
     bool                  read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
     bool                  stats(nrt_vnc_memory_stats_t & stats) const;
+    bool                  memory(nrt_vnc_memory_stats_t & memory) const;
+    size_t                pages(size_t scratchpad) const;
     size_t                used() const;
     void                  note_size(neuron_model & model, size_t before);
     size_t                program_size() const;
@@ -357,12 +361,13 @@ struct neuron_core {
     size_t                       numbers_end    = 0;
     uint64_t                     clock          = 0;
     uint64_t                     next_memory_id = 1;
-    size_t                       tensor_bytes   = 0;      // of all memories
-    size_t                       n_reloads      = 0;
-    bool                         said_full      = false;  // a full memory was reported since memory was last freed
+    const size_t                 page;                  // of the scratchpad; 0: unknown
+    std::atomic<size_t>          tensor_bytes = 0;      // of all memories
+    size_t                       n_reloads    = 0;
+    bool                         said_full    = false;  // a full memory was reported since memory was last freed
     std::atomic<size_t>          n_loaded{ 0 };
-    std::atomic<size_t>          n_measured{ 0 };         // programs whose size was measured at loading
-    std::atomic<size_t>          measured_bytes{ 0 };     // their bytes
+    std::atomic<size_t>          n_measured{ 0 };       // programs whose size was measured at loading
+    std::atomic<size_t>          measured_bytes{ 0 };   // their bytes
     std::atomic<size_t> compared_bytes{ 0 };   // bytes of the measured programs that also have a figure in their bundle
     std::atomic<size_t> stated_bytes{ 0 };     // the bundles' figures for the same programs
     std::atomic<size_t> loaded_bytes{ 0 };     // the bundles' figures for the loaded programs

@@ -208,7 +208,7 @@ size_t config::microcode() const {
 }
 
 size_t config::scratchpad_page() const {
-    return (release >= 31 ? 64 : 512) * MIB;
+    return page > 0 ? page : (release >= 31 ? 64 : 512) * MIB;
 }
 
 bool config::read(config & out, std::string & error) {

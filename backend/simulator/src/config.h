@@ -65,6 +65,9 @@ struct config {
     // Returns whether nrt_execute returns before the execution is done.
     bool returns_early() const { return release < 32 && in_flight > 0; }
 
+    // Returns how many logical cores share the memory of a group of physical ones, and each report all of it.
+    uint32_t sharing() const { return profile != nullptr && lnc < profile->lnc ? profile->lnc / lnc : 1; }
+
     // Returns false, with the reason in `error`, if a variable has an invalid value.
     static bool read(config & out, std::string & error);
 };
