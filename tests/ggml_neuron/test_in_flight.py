@@ -220,8 +220,9 @@ def test_a_copy_to_another_core_does_not_block(run: Run, kernels: Path) -> None:
 
 
 def test_copies_around_a_kernel_wait_in_the_queue(run: Run, kernels: Path) -> None:
-    result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000)
+    result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000, NEURON_RT_LOG_LEVEL="INFO")
     assert result.said == {"two-cores-behind": "ok"}, result.log
+    assert re.search(r"exit: core 1: .* copies and writes, and queued 3", result.log), result.log
     # the event, two copies of rows to the kernel's inputs, the launch, and a copy of its result
     assert "core 1: 5 jobs waited for another core" in result.log
 

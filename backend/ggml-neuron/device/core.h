@@ -281,12 +281,19 @@ struct neuron_core {
     NRT_STATUS write_staged();
 
     // locked. Does work on some memory at once, or queues it as a job behind other jobs.
-    NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work);
+    NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work);
 
-    // locked. Writes, and copies within the core's memory, in order with a stream's launches. The caller may change
-    // `data` on return.
-    NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, const void * data);
+    // locked. Writes, and copies within the core's memory, in order with a stream's launches.
+    NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, std::vector<uint8_t> data);
     NRT_STATUS copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
+
+    // locked. The same for work that is in order already: `number` is the calling job's, or NEURON_LAST. Queues the
+    // transfer in the runtime if it can.
+    NRT_STATUS write(neuron_stream &        stream,
+                     uint64_t               graph,
+                     const neuron_operand & to,
+                     std::vector<uint8_t>   data,
+                     uint64_t               number);
 
     // locked. Waits for the stream's launches. Returns and clears the status of the first one that failed, for the
     // caller of the current graph.
