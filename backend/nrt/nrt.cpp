@@ -224,6 +224,10 @@ const std::string & neuron_nrt::init() const {
     return failure;
 }
 
+bool neuron_nrt::is_forked() const {
+    return getpid() != process;
+}
+
 static const neuron_nrt * g_nrt = nullptr;
 
 const neuron_nrt * neuron_nrt_get(std::string & message) {
@@ -233,7 +237,7 @@ const neuron_nrt * neuron_nrt_get(std::string & message) {
         g_nrt = load(*first_message);
         if (g_nrt) {
             atexit([] {
-                if (g_nrt->is_open() && g_nrt->users == 0) {
+                if (g_nrt->is_open() && g_nrt->users == 0 && !g_nrt->is_forked()) {
                     g_nrt->nrt_close();
                 }
             });

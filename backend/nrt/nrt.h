@@ -21,6 +21,8 @@
 
 #include "nrt_api.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -61,6 +63,9 @@ struct neuron_nrt {
 
     bool is_open() const { return open; }
 
+    // Returns whether the process is a child of the one that loaded the library. The library's state is the parent's.
+    bool is_forked() const;
+
     // Remarks for the user on how the library is used.
     std::vector<std::string> remarks;
 
@@ -70,6 +75,7 @@ struct neuron_nrt {
     mutable std::once_flag    once;
     mutable std::string       failure;
     mutable std::atomic<bool> open{ false };
+    const int                 process = getpid();
 };
 
 // Returns the library, loaded and not initialized, or NULL with the reasons in `message`. The first call decides for

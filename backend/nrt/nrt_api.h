@@ -307,5 +307,7 @@ NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
     X(nrt_build_global_comm)          \
     X(nrt_barrier)                    \
     X(nrta_execute_schedule)          \
+    X(nrta_tensor_copy)               \
+    X(nrta_tensor_write)              \
     X(nrta_is_completed)              \
     X(nrta_event_register_seq_id_completion)

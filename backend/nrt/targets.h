@@ -54,6 +54,16 @@ inline uint32_t neuron_lnc(const std::string & machine) {
     return configured && *configured ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
 }
 
+// Returns the bytes of HBM of a logical core of a machine: its share of the chip's. 0 if unknown.
+inline uint64_t neuron_core_memory(const std::string & machine) {
+    for (const neuron_target & known : NEURON_TARGETS) {
+        if (machine == known.name) {
+            return (known.gib << 30) * neuron_lnc(machine);
+        }
+    }
+    return 0;
+}
+
 // Returns whether NEFFs for `target` run on a machine of the target `machine`. True if `machine` is "".
 inline bool neuron_runs_on(const std::string & target, const std::string & machine) {
     for (const neuron_target & known : NEURON_TARGETS) {

@@ -395,10 +395,17 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
 def test_a_core_that_goes_on_reporting_a_nan_does_not_count_as_failed(run: Run, kernels: Path, buffers: str) -> None:
     """The simulator keeps reporting the NaN, as a device does: each later execution returns a status other than success."""
     scenarios = ("chain", "not-a-number", "chain", "add")
-    result = run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_RT_LOG_LEVEL="INFO")
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": buffers, "NEURON_RT_LOG_LEVEL": "INFO"}
+    result = run(*scenarios, NEURON_RT_NUMERICAL_ERRORS_VERBOSITY="critical", **variables)
     assert result.said == dict.fromkeys(scenarios, "ok"), result.log
     assert "output 'output0' has an element that is not a number; core 0 reports that from now on" in result.log
     assert result.log.count("or a program before it: the results contain infinities or NaN") == 1
+
+
+def test_a_child_of_the_process_leaves_libnrt_alone(run: Run, kernels: Path) -> None:
+    result = run("forked", GGML_NEURON_KERNEL_DIR=kernels)
+    assert result.said == {"forked": "ok"}, result.log
+    assert "nrt_" not in result.log
 
 
 def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Path) -> None:

@@ -220,8 +220,9 @@ def test_a_copy_to_another_core_does_not_block(run: Run, kernels: Path) -> None:
 
 
 def test_copies_around_a_kernel_wait_in_the_queue(run: Run, kernels: Path) -> None:
-    result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000)
+    result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000, NEURON_RT_LOG_LEVEL="INFO")
     assert result.said == {"two-cores-behind": "ok"}, result.log
+    assert re.search(r"exit: core 1: .* copies and writes, and queued 3", result.log), result.log
     # the event, two copies of rows to the kernel's inputs, the launch, and a copy of its result
     assert "core 1: 5 jobs waited for another core" in result.log
 
@@ -258,6 +259,12 @@ def test_reductions(run: Run, kernels: Path) -> None:
         result = run_on_two_cores(run, kernels, *names, launch_us=2_000, GGML_NEURON_QUEUE_DEPTH=depth)
         assert result.said == dict.fromkeys(names, "ok"), result.log
         assert "21 reductions over NeuronCores went through the host's memory, 0.082 MiB" in result.log
+
+
+def test_kept_parts_outlive_their_graphs(run: Run, kernels: Path, tmp_path: Path) -> None:
+    record = str(tmp_path / "graphs.yaml")
+    result = run_on_two_cores(run, kernels, "two-cores-kept", launch_us=0, GGML_NEURON_RECORD_GRAPHS=record)
+    assert result.said == {"two-cores-kept": "ok"}, result.log
 
 
 def test_a_reduction_of_what_a_launch_did_not_compute(run: Run, kernels: Path) -> None:

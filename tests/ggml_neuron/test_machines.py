@@ -61,6 +61,16 @@ def test_a_trn2_with_logical_cores_of_either_size(
     assert said == f"{memory - taken} of {memory} bytes"
 
 
+def test_room_is_kept_for_a_page_of_the_scratchpad(run: Run, kernels: Path) -> None:
+    def free(**variables: str) -> int:
+        done = run("free-memory", GGML_NEURON_KERNEL_DIR=kernels, **variables)
+        return int(done.said["free-memory"].partition(" ")[0])
+
+    without = free() + SCRATCHPAD
+    assert free(NEURON_SCRATCHPAD_PAGE_SIZE="16") == without - 16 * MIB
+    assert free(NEURON_SIMULATOR_RELEASE="2.30") == without - 512 * MIB
+
+
 def test_the_memory_of_programs_is_estimated_from_those_that_were_loaded(run: Run, kernels: Path) -> None:
     """After one load, the reported free memory leaves as much for each other program as the loaded one took: here 64
     times what its bundle says.

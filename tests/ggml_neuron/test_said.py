@@ -141,6 +141,14 @@ def test_lines_that_differ_in_names_only_are_not_repeated_without_end(
     assert result.log.count("more lines like the last one are left out") == (expected == 10)
 
 
+def test_control_characters_of_names_are_masked(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[2J\x9bb\rc"
+    folder.mkdir()
+    (folder / "damaged.kernels.gguf").write_bytes(b"GGUF")
+    result = run("add", GGML_NEURON_KERNEL_DIR=folder)
+    assert "a?[2J?b?c" in result.log and "\x1b" not in result.log, result.log
+
+
 def test_an_error_is_reported_once(run: Run, kernels: Path) -> None:
     result = run("add", "in-turn", GGML_NEURON_KERNEL_DIR=f"/nowhere:/nowhere:{kernels}")
     assert result.log.count("ggml-neuron: GGML_NEURON_KERNEL_DIR: /nowhere: ") == 1

@@ -204,7 +204,9 @@ def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
 
 
 def test_strict(client: Run, add: Path) -> None:
-    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.27", **NO_INSTANCE)
+    variables = NO_INSTANCE | {"NEURON_SIMULATOR_MEMORY": "16G", "NEURON_SIMULATOR_RELEASE": "2.27"}
+    good(client("strict", add, **variables))
+    result = client("strict", add, NEURON_FAIL_ON_NAN="1", **variables)
     good(result)
     for line in (
         "nrt_execute: output 'output0' overlaps 'input0', which is not declared",

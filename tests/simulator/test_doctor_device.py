@@ -64,6 +64,7 @@ RUNNING = {
         "launch": ("warning", "(assumed: {waited}): more than 4 times off"),
         "DMA": ("warning", "more than 4 times off. Kernels are chosen by what that takes: GGML_NEURON_COSTS"),
     },
+    "rings": {"bindings": ("warning", "more than 2 times as long. Each layer of a token is such a launch")},
     "drops": {"queue": ("FAILED", "not all were done, though each was reported as done")},
     "writes": {"writes": ("FAILED", "was not there for the execution that was queued after it")},
     "bloat": {"memory": ("warning", "The backend keeps too little memory for programs")},
@@ -72,8 +73,8 @@ RUNNING = {
 """Checks of queues, memory and time that notice each fault of the runtime, with their status and text."""
 
 NEW = {
-    *("layer", "rows", "division", "rounding", "split", "launch", "queue", "writes", "memory", "DMA", "collectives"),
-    "process",
+    *("layer", "rows", "division", "rounding", "split", "launch", "bindings", "queue", "writes", "memory", "DMA"),
+    *("collectives", "process"),
 }
 
 

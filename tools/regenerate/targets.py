@@ -42,6 +42,7 @@ def inc() -> str:
         "    std::vector<std::string> runs;",
         "    std::vector<uint32_t>    families;",
         "    uint32_t                 lnc;  // physical cores per logical core, unless NEURON_LOGICAL_NC_CONFIG is set",
+        "    uint64_t                 gib;  // HBM per physical core",
         "};",
         "",
         "static const neuron_target NEURON_TARGETS[] = {",
@@ -49,7 +50,7 @@ def inc() -> str:
     for target in TARGETS.values():
         runs = ", ".join(f'"{name}"' for name in (target.name, *target.runs))
         families = ", ".join(map(str, target.families))
-        lines.append(f'    {{ "{target.name}", {{ {runs} }}, {{ {families} }}, {target.lnc} }},')
+        lines.append(f'    {{ "{target.name}", {{ {runs} }}, {{ {families} }}, {target.lnc}, {target.memory_gib} }},')
     return "\n".join([*lines, "};", ""])
 
 

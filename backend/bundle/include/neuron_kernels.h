@@ -247,7 +247,8 @@ NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundl
 
 // Copies a kernel's NEFF to `data`, which has room for `size` bytes, and compares the copy's SHA-256 with the bundle's
 // index. `size` must equal the NEFF's size. Call this each time before you load a NEFF: the copy is right even if a
-// pack's file changes afterwards. It takes some milliseconds per MB.
+// pack's file changes afterwards. It takes some milliseconds per MB the first time, and again after the file changed;
+// else it only copies.
 //
 // Returns the same as neuron_kernels_verify, NEURON_KERNELS_ERROR_ARGUMENT when `size` differs, and
 // NEURON_KERNELS_ERROR_IO when the file can't be read. On error `data` holds no NEFF. Since API version 8.

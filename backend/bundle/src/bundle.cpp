@@ -2,6 +2,7 @@
 
 #include "bundle.h"
 
+#include "ascii.h"
 #include "error.h"
 #include "hash.h"
 #include "key.h"
@@ -70,7 +71,14 @@ void check_format(const char * what, uint64_t format) {
 bool is_kernel_id(std::string_view text) {
     constexpr size_t MAX_ID = 63;
 
-    return !text.empty() && text.size() <= MAX_ID && text.find('\0') == std::string_view::npos;
+    return !text.empty() && text.size() <= MAX_ID && !has_control(text);
+}
+
+std::string_view check_text(const char * what, std::string_view text) {
+    if (has_control(text)) {
+        fail(NEURON_KERNELS_ERROR_CORRUPT, "'%s' holds a NUL or another control character", what);
+    }
+    return text;
 }
 
 bool is_hexadecimal(std::string_view text) {
@@ -128,6 +136,7 @@ neuron_kernels_status open_bundle(const char *      what,
     try {
         auto opened = std::make_unique<neuron_kernels>();
         fill(*opened);
+        opened->verified.reset(new std::atomic<int64_t>[opened->table.n_neffs]());
         *bundle = opened.release();
         if (message && message_size > 0) {
             *message = '\0';
@@ -318,12 +327,14 @@ const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, 
     return table.neff_data + table.neff_offsets[neff];
 }
 
-neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
-                                          int32_t                kernel,
-                                          void *                 data,
-                                          size_t                 size,
-                                          char *                 message,
-                                          size_t                 message_size) {
+// `again`: hashes the NEFF even if the file has not changed since its hash was right.
+static neuron_kernels_status read_neff(const neuron_kernels * bundle,
+                                       int32_t                kernel,
+                                       void *                 data,
+                                       size_t                 size,
+                                       bool                   again,
+                                       char *                 message,
+                                       size_t                 message_size) {
     const auto report = [&](neuron_kernels_status status, const char * text) {
         if (message && message_size > 0) {
             snprintf(message, message_size, "%s", text);
@@ -341,6 +352,7 @@ neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
         snprintf(text, sizeof(text), "room for %zu bytes; the NEFF has %zu", data ? size : 0, expected);
         return report(NEURON_KERNELS_ERROR_ARGUMENT, text);
     }
+    const int64_t state = bundle->file.state();
     if (bundle->file.data()) {
         try {
             bundle->file.read(static_cast<size_t>(neff - bundle->file.data()), data, size);
@@ -350,11 +362,17 @@ neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
     } else {
         memcpy(data, neff, size);
     }
-    const neuron_kernels_table & table = bundle->table;
-    const char * recorded = table.neff_sha256 + size_t{ table.kernel_neff[kernel] } * (nk::SHA256_DIGITS + 1);
+    const neuron_kernels_table & table    = bundle->table;
+    const uint32_t               number   = table.kernel_neff[kernel];
+    std::atomic<int64_t> &       verified = bundle->verified[number];
+    if (!again && verified && verified == state && bundle->file.state() == state) {
+        return report(NEURON_KERNELS_OK, "");
+    }
+    const char * recorded = table.neff_sha256 + size_t{ number } * (nk::SHA256_DIGITS + 1);
     char         found[nk::SHA256_DIGITS + 1];
     nk::sha256(static_cast<const uint8_t *>(data), size, found);
     if (strcmp(found, recorded) == 0) {
+        verified = state;
         return report(NEURON_KERNELS_OK, "");
     }
     snprintf(text, sizeof(text),
@@ -362,6 +380,15 @@ neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
              "bundle again",
              size, found, recorded);
     return report(NEURON_KERNELS_ERROR_CORRUPT, text);
+}
+
+neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
+                                          int32_t                kernel,
+                                          void *                 data,
+                                          size_t                 size,
+                                          char *                 message,
+                                          size_t                 message_size) {
+    return read_neff(bundle, kernel, data, size, false, message, message_size);
 }
 
 neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
@@ -372,7 +399,7 @@ neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
     neuron_kernels_neff(bundle, kernel, &size);
     try {
         std::vector<uint8_t> copy(std::max(size, size_t{ 1 }));
-        return neuron_kernels_read(bundle, kernel, copy.data(), size, message, message_size);
+        return read_neff(bundle, kernel, copy.data(), size, true, message, message_size);
     } catch (const std::exception &) {  // bad_alloc
         if (message && message_size > 0) {
             snprintf(message, message_size, "out of memory");

@@ -6,8 +6,10 @@
 #include "neuron_kernels.h"
 #include "sha256.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +39,9 @@ struct neuron_kernels {
     std::vector<uint64_t> neff_memory;  // empty when the bundle holds none
     std::vector<uint8_t>  neff_data;    // for a tree
 
+    // For each NEFF, the state of `file` in which its SHA-256 was right: each core reads it, and hashing takes longer.
+    std::unique_ptr<std::atomic<int64_t>[]> verified;
+
     // Fills the table from the members and the arguments.
     //
     // Throws `error` with CORRUPT when two kernels have the same key, and when lnc is 0.
@@ -51,6 +56,9 @@ constexpr size_t ALIGNMENT = 64;  // for each NEFF in a bundle
 void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);
+
+// Returns a text of the bundle. Throws `error` with CORRUPT when it has control characters.
+std::string_view check_text(const char * what, std::string_view text);
 
 // Returns whether all characters of a text are lower-case hexadecimal digits.
 bool is_hexadecimal(std::string_view text);

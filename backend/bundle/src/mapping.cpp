@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 namespace nk {
@@ -65,6 +66,17 @@ void mapping::read(size_t offset, void * out, size_t n) const {
         offset += static_cast<size_t>(got);
         n -= static_cast<size_t>(got);
     }
+}
+
+int64_t mapping::state() const {
+    struct stat info;
+    if (file < 0) {
+        return 1;
+    }
+    if (fstat(file, &info) != 0 || time(nullptr) <= info.st_ctim.tv_sec + 1) {
+        return 0;
+    }
+    return int64_t{ info.st_ctim.tv_sec } * 1000000000 + info.st_ctim.tv_nsec;
 }
 
 mapping & mapping::operator=(mapping && other) noexcept {

@@ -33,6 +33,10 @@ class mapping {
     // Throws `error`: IO when the file can't be read, CORRUPT when the file is shorter now.
     void read(size_t offset, void * out, size_t n) const;
 
+    // Returns a number that is another one after each change of the file. 1 without a file. 0 if the file has changed within
+    // the last second: the clock of changes may not tell the next one from that.
+    int64_t state() const;
+
     std::string_view text() const { return { static_cast<const char *>(address), length }; }
 
   private:

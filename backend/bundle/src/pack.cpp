@@ -22,11 +22,7 @@ void check_count(const char * key, uint64_t count, uint64_t expected) {
 }
 
 std::string read_text(const gguf_file & file, const char * key) {
-    const std::string_view text = file.string(key);
-    if (text.find('\0') != std::string_view::npos) {
-        corrupt(key, "holds a NUL byte");
-    }
-    return std::string(text);
+    return std::string(check_text(key, file.string(key)));
 }
 
 void read_ids(const gguf_file & file, neuron_kernels & bundle) {
@@ -192,10 +188,7 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
     bundle.version     = read_text(file, "kernelgen.version");
     bundle.jax_version = read_text(file, "kernelgen.jax_version");
     file.strings("kernelgen.flags", [&](std::string_view flag, uint64_t) {
-        if (flag.find('\0') != std::string_view::npos) {
-            corrupt("kernelgen.flags", "holds a NUL byte");
-        }
-        bundle.flags.append(flag).push_back('\n');
+        bundle.flags.append(check_text("kernelgen.flags", flag)).push_back('\n');
     });
 
     read_ids(file, bundle);

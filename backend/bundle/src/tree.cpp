@@ -164,16 +164,19 @@ void read_tree(const std::string & folder, neuron_kernels & bundle) {
     }
     const json index = json_read(file.text());
     check_format("a tree of format", index.count("format", UINT64_MAX));
-    bundle.name        = index.string("name");
-    bundle.target      = index.string("target");
-    bundle.compiler    = index.string("compiler");
-    bundle.version     = index.string("version");
-    bundle.jax_version = index.string("jax_version");
+    const auto text = [&index](const char * name) {
+        return std::string(check_text(name, index.string(name)));
+    };
+    bundle.name        = text("name");
+    bundle.target      = text("target");
+    bundle.compiler    = text("compiler");
+    bundle.version     = text("version");
+    bundle.jax_version = text("jax_version");
     for (const json & flag : index.get("flags", json::ARRAY).items) {
         if (flag.kind != json::STRING) {
             fail(NEURON_KERNELS_ERROR_CORRUPT, "the flag at byte %zu is not a string", flag.at);
         }
-        bundle.flags.append(flag.text).push_back('\n');
+        bundle.flags.append(check_text("flags", flag.text)).push_back('\n');
     }
     const uint32_t lnc = static_cast<uint32_t>(index.count("lnc", UINT32_MAX));
     read_kernels(folder, index, bundle);

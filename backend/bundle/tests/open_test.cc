@@ -468,6 +468,31 @@ static void test_files(const std::string & folder) {
     unlink(path.c_str());
 }
 
+// A NEFF is hashed once, and again after the file changed.
+static void test_overwritten_neffs(const std::string & folder) {
+    const std::string path  = folder + "/overwritten.gguf";
+    const std::string bytes = test::make_pack(test::sample_kernels()).bytes();
+    FILE *            file  = fopen(path.c_str(), "wb+");
+    CHECK(file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() && fflush(file) == 0);
+    sleep(2);  // a file that changed just now is hashed each time
+    neuron_kernels * bundle;
+    CHECK(neuron_kernels_open_file(path.c_str(), &bundle, nullptr, 0) == NEURON_KERNELS_OK);
+    size_t       size = 0;
+    const auto * neff = static_cast<const char *>(neuron_kernels_neff(bundle, 0, &size));
+    std::string  copy(size, '\0');
+    const auto   read = [&] {
+        return neuron_kernels_read(bundle, 0, copy.data(), size, nullptr, 0);
+    };
+    CHECK(read() == NEURON_KERNELS_OK);
+    CHECK(read() == NEURON_KERNELS_OK);
+    const size_t at = bytes.find(std::string(neff, size));
+    CHECK(fseek(file, static_cast<long>(at), SEEK_SET) == 0 && fputc(bytes[at] ^ 1, file) >= 0 && fflush(file) == 0);
+    CHECK(read() == NEURON_KERNELS_ERROR_CORRUPT);
+    neuron_kernels_close(bundle);
+    fclose(file);
+    unlink(path.c_str());
+}
+
 static void test_arguments() {
     const std::string bytes = test::make_pack(test::sample_kernels()).bytes();
     char              message[NEURON_KERNELS_MESSAGE_SIZE];
@@ -551,6 +576,7 @@ int main() {
     test_unknown_things_are_ignored();
     test_memory_of_programs();
     test_files(folder);
+    test_overwritten_neffs(folder);
     test_arguments();
     test_embedded_versions();
     test_embedded_neffs_are_verified();

@@ -1,12 +1,14 @@
 #include "device/core.h"
 
 #include "report/log.h"
+#include "report/metrics.h"
 
 #include <string>
 #include <utility>
 #include <vector>
 
-neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) : nrt(nrt), vnc(vnc), launch_queue(nrt, vnc, mutex) {}
+neuron_core::neuron_core(const neuron_nrt & nrt, int vnc) :
+    nrt(nrt), vnc(vnc), launch_queue(nrt, vnc, mutex), page(neuron_scratchpad_page(nrt)) {}
 
 bool neuron_core::open() {
     const std::string & failure = nrt.init();
@@ -61,6 +63,9 @@ NRT_STATUS neuron_core::try_launch(neuron_bound_launch & bound_launch,
         launch_queue.wait_for_first();
         return NRT_QUEUE_FULL;
     }
+    if (launch_queue.wait_for_transfer(bound_launch.uses)) {
+        return NRT_QUEUE_FULL;
+    }
     if (stream.failed != NRT_SUCCESS) {
         return stream.failed;
     }
@@ -100,25 +105,39 @@ NRT_STATUS neuron_core::execute(neuron_bound_launch & bound_launch, neuron_strea
     return NRT_SUCCESS;
 }
 
-NRT_STATUS neuron_core::in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work) {
+NRT_STATUS neuron_core::in_order(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work) {
     if (!launch_queue.must_queue(uses)) {
         return work(NEURON_LAST);
     }
-    launch_queue.queue(stream, std::move(uses), work);
+    launch_queue.queue(stream, std::move(uses), std::move(work));
     return NRT_SUCCESS;
 }
 
-NRT_STATUS neuron_core::write(neuron_stream & stream, const neuron_operand & to, const void * data) {
-    const neuron_use use = { to.memory, to.offset, to.size, true };
-    if (!launch_queue.must_queue({ use })) {
-        return to.memory->write_locked(data, to.offset, to.size);
+NRT_STATUS neuron_core::write(neuron_stream & stream, const neuron_operand & to, std::vector<uint8_t> data) {
+    return in_order(stream,
+                    {
+                        { to.memory, to.offset, data.size(), true }
+    },
+                    [this, &stream, graph = stream.graph, to, data = std::move(data)](uint64_t number) mutable {
+                        return write(stream, graph, to, std::move(data), number);
+                    });
+}
+
+NRT_STATUS neuron_core::write(neuron_stream &        stream,
+                              uint64_t               graph,
+                              const neuron_operand & to,
+                              std::vector<uint8_t>   data,
+                              uint64_t               number) {
+    if (!launch_queue.queues_transfers() || data.empty()) {
+        return to.memory->write_locked(data.data(), to.offset, data.size(), number);
     }
-    launch_queue.queue(
-        stream, { use },
-        [to, kept = std::vector<uint8_t>((const uint8_t *) data, (const uint8_t *) data + to.size)](uint64_t number) {
-            return to.memory->write_locked(kept.data(), to.offset, to.size, number);
-        });
-    return NRT_SUCCESS;
+    // staged bytes are later than a job
+    const NRT_STATUS status = number == NEURON_LAST ? to.memory->write_staged() : NRT_SUCCESS;
+    if (status != NRT_SUCCESS) {
+        return status;
+    }
+    g_metrics.traffic.add_write(data.size());
+    return launch_queue.write(std::move(data), to, stream, graph, number);
 }
 
 NRT_STATUS neuron_core::copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
@@ -127,7 +146,18 @@ NRT_STATUS neuron_core::copy(neuron_stream & stream, const neuron_operand & from
                         { from.memory, from.offset, from.size, false },
                         { to.memory,   to.offset,   from.size, true  }
     },
-                    [this, from, to](uint64_t number) { return copy(from, to, number); });
+                    [this, &stream, graph = stream.graph, from, to](uint64_t number) {
+                        if (!launch_queue.queues_transfers()) {
+                            return copy(from, to, number);
+                        }
+                        for (neuron_memory * memory : { from.memory, to.memory }) {
+                            const NRT_STATUS status = number == NEURON_LAST ? memory->write_staged() : NRT_SUCCESS;
+                            if (status != NRT_SUCCESS) {
+                                return status;
+                            }
+                        }
+                        return launch_queue.copy(from, to, stream, graph, number);
+                    });
 }
 
 void neuron_core::wait_for(neuron_stream & stream, neuron_core & other, uint64_t number) {

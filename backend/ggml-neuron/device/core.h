@@ -30,11 +30,13 @@ struct neuron_core;
 // 512 bytes, or not aligned to 512, is slow. A view may begin at any byte.
 constexpr size_t NEURON_ALIGNMENT = 512;
 
-// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad; the second
-// constant is a page of it. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a
-// spill, which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
-constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
-constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
+// Core memory that libnrt takes for programs: micro-code once per physical core, and pages of a shared scratchpad.
+// Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a spill, which bundles state.
+// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+constexpr size_t NEURON_MICROCODE_MEMORY = (size_t) 96 << 20;
+
+// Returns the bytes by which a runtime's scratchpad grows, or 0 for an unknown runtime.
+size_t neuron_scratchpad_page(const neuron_nrt & nrt);
 
 // The most bytes of one tensor: releases of libnrt before 2.28 miscalculate sizes of 4 GiB and more. Source: AWS
 // Neuron's runtime release notes, known issues.
@@ -46,8 +48,9 @@ constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;
 // Host copies of device memory, from the host's writes and reads: device/known_bytes.h.
 class neuron_known_bytes {
   public:
-    // Returns the bytes from an offset on, or NULL when the copies lack some of them.
-    const uint8_t * get(size_t offset, size_t size);
+    // Returns the bytes from an offset on, or NULL when the copies lack some of them. They do not change while the
+    // caller holds them.
+    std::shared_ptr<const uint8_t> get(size_t offset, size_t size);
 
     // Keeps a copy of bytes that are in the memory now. Evicts the least recently used copies.
     void set(size_t offset, const void * data, size_t size);
@@ -58,10 +61,10 @@ class neuron_known_bytes {
   private:
     // Stretches with `good` set do not overlap.
     struct stretch {
-        size_t               offset = 0;
-        std::vector<uint8_t> data;
-        bool                 good      = false;
-        uint64_t             last_used = 0;
+        size_t                                offset = 0;
+        std::shared_ptr<std::vector<uint8_t>> data;
+        bool                                  good      = false;
+        uint64_t                              last_used = 0;
     };
 
     std::vector<stretch> stretches;
@@ -278,12 +281,19 @@ struct neuron_core {
     NRT_STATUS write_staged();
 
     // locked. Does work on some memory at once, or queues it as a job behind other jobs.
-    NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work);
+    NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work);
 
-    // locked. Writes, and copies within the core's memory, in order with a stream's launches. The caller may change
-    // `data` on return.
-    NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, const void * data);
+    // locked. Writes, and copies within the core's memory, in order with a stream's launches.
+    NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, std::vector<uint8_t> data);
     NRT_STATUS copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
+
+    // locked. The same for work that is in order already: `number` is the calling job's, or NEURON_LAST. Queues the
+    // transfer in the runtime if it can.
+    NRT_STATUS write(neuron_stream &        stream,
+                     uint64_t               graph,
+                     const neuron_operand & to,
+                     std::vector<uint8_t>   data,
+                     uint64_t               number);
 
     // locked. Waits for the stream's launches. Returns and clears the status of the first one that failed, for the
     // caller of the current graph.
@@ -312,6 +322,8 @@ struct neuron_core {
     bool                  is_unusable(const neuron_model & model) const;
     bool                  read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
     bool                  stats(nrt_vnc_memory_stats_t & stats) const;
+    bool                  memory(nrt_vnc_memory_stats_t & memory) const;
+    size_t                pages(size_t scratchpad) const;
     size_t                used() const;
     void                  note_size(neuron_model & model, size_t before);
     size_t                program_size() const;
@@ -356,12 +368,13 @@ struct neuron_core {
     size_t                       numbers_end    = 0;
     uint64_t                     clock          = 0;
     uint64_t                     next_memory_id = 1;
-    size_t                       tensor_bytes   = 0;      // of all memories
-    size_t                       n_reloads      = 0;
-    bool                         said_full      = false;  // a full memory was reported since memory was last freed
+    const size_t                 page;                  // of the scratchpad; 0: unknown
+    std::atomic<size_t>          tensor_bytes = 0;      // of all memories
+    size_t                       n_reloads    = 0;
+    bool                         said_full    = false;  // a full memory was reported since memory was last freed
     std::atomic<size_t>          n_loaded{ 0 };
-    std::atomic<size_t>          n_measured{ 0 };         // programs whose size was measured at loading
-    std::atomic<size_t>          measured_bytes{ 0 };     // their bytes
+    std::atomic<size_t>          n_measured{ 0 };       // programs whose size was measured at loading
+    std::atomic<size_t>          measured_bytes{ 0 };   // their bytes
     std::atomic<size_t> compared_bytes{ 0 };   // bytes of the measured programs that also have a figure in their bundle
     std::atomic<size_t> stated_bytes{ 0 };     // the bundles' figures for the same programs
     std::atomic<size_t> loaded_bytes{ 0 };     // the bundles' figures for the loaded programs

@@ -9,11 +9,11 @@
 static constexpr size_t MAX_STRETCHES = 32;
 static constexpr size_t MAX_BYTES     = (size_t) 64 << 20;
 
-const uint8_t * neuron_known_bytes::get(size_t offset, size_t size) {
+std::shared_ptr<const uint8_t> neuron_known_bytes::get(size_t offset, size_t size) {
     for (stretch & s : stretches) {
-        if (s.good && s.offset <= offset && offset + size <= s.offset + s.data.size()) {
+        if (s.good && s.offset <= offset && offset + size <= s.offset + s.data->size()) {
             s.last_used = ++clock;
-            return s.data.data() + (offset - s.offset);
+            return { s.data, s.data->data() + (offset - s.offset) };
         }
     }
     return nullptr;
@@ -21,7 +21,7 @@ const uint8_t * neuron_known_bytes::get(size_t offset, size_t size) {
 
 void neuron_known_bytes::forget(size_t offset, size_t size) {
     for (stretch & s : stretches) {
-        s.good = s.good && (s.offset + s.data.size() <= offset || offset + size <= s.offset);
+        s.good = s.good && (s.offset + s.data->size() <= offset || offset + size <= s.offset);
     }
 }
 
@@ -31,49 +31,54 @@ void neuron_known_bytes::set(size_t offset, const void * data, size_t size) {
         return;
     }
     const auto is_same = [&](const stretch & s) {
-        return s.offset == offset && s.data.size() == size;
+        return s.offset == offset && s.data->size() == size;
     };
     // The new bytes replace an old copy of the same range, which forget() has marked as outdated.
     auto into = std::find_if(stretches.begin(), stretches.end(), is_same);
     if (into == stretches.end()) {
         size_t taken = size;
         for (const stretch & s : stretches) {
-            taken += s.data.size();
+            taken += s.data->size();
         }
         while (stretches.size() >= MAX_STRETCHES || taken > MAX_BYTES) {
             const auto oldest =
                 std::min_element(stretches.begin(), stretches.end(),
                                  [](const stretch & a, const stretch & b) { return a.last_used < b.last_used; });
-            taken -= oldest->data.size();
+            taken -= oldest->data->size();
             stretches.erase(oldest);
         }
-        into = stretches.insert(stretches.end(), stretch{ offset, std::vector<uint8_t>(size) });
+        into = stretches.insert(stretches.end(), stretch{ offset, nullptr });
     }
-    memcpy(into->data.data(), data, size);
+    if (!into->data || into->data.use_count() > 1) {  // someone holds the old bytes
+        into->data = std::make_shared<std::vector<uint8_t>>(size);
+    }
+    memcpy(into->data->data(), data, size);
     into->good      = true;
     into->last_used = ++clock;
 }
 
-const uint8_t * neuron_recall_known(const neuron_operand & from) {
-    from.memory->keeps    = true;
-    const uint8_t * known = from.memory->known.get(from.offset, from.size);
+std::shared_ptr<const uint8_t> neuron_recall_known(const neuron_operand & from) {
+    from.memory->keeps                         = true;
+    const std::shared_ptr<const uint8_t> known = from.memory->known.get(from.offset, from.size);
     if (known) {
         g_metrics.recalled.fetch_add(1, std::memory_order_relaxed);
     }
     return known;
 }
 
-NRT_STATUS neuron_recall(const neuron_operand & from, void * data, uint64_t before) {
+NRT_STATUS neuron_recall(const neuron_operand & from, std::shared_ptr<const uint8_t> & data, uint64_t before) {
     // by the time a job runs, later launches may already have changed the bytes
     const bool in_order = before == NEURON_LAST;
-    if (const uint8_t * known = in_order ? neuron_recall_known(from) : nullptr) {
-        memcpy(data, known, from.size);
+    data                = in_order ? neuron_recall_known(from) : nullptr;
+    if (data) {
         return NRT_SUCCESS;
     }
     g_metrics.read_back.fetch_add(1, std::memory_order_relaxed);
-    const NRT_STATUS status = from.memory->read_locked(data, from.offset, from.size, before);
+    const auto       bytes  = std::make_shared<std::vector<uint8_t>>(from.size);
+    const NRT_STATUS status = from.memory->read_locked(bytes->data(), from.offset, from.size, before);
     if (status == NRT_SUCCESS && in_order) {
-        from.memory->known.set(from.offset, data, from.size);
+        from.memory->known.set(from.offset, bytes->data(), from.size);
     }
+    data = { bytes, bytes->data() };
     return status;
 }

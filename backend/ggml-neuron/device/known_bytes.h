@@ -8,12 +8,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
-// Copies bytes of a core's memory to `data`. Reads the device only when there is no valid host copy. From then on the
-// program's writes to this memory are kept.
+// Sets `data` to bytes of a core's memory, which do not change while the caller holds them. Reads the device only when
+// there is no valid host copy. From then on the program's writes to this memory are kept.
 //
 // locked. `before` as in neuron_memory::read_locked.
-NRT_STATUS neuron_recall(const neuron_operand & from, void * data, uint64_t before = NEURON_LAST);
+NRT_STATUS neuron_recall(const neuron_operand &           from,
+                         std::shared_ptr<const uint8_t> & data,
+                         uint64_t                         before = NEURON_LAST);
 
-// locked. Returns the host copy, valid until the mutex is unlocked or the memory is written to, or NULL without one.
-const uint8_t * neuron_recall_known(const neuron_operand & from);
+// locked. Returns the host copy, or NULL without one. It does not change while the caller holds it.
+std::shared_ptr<const uint8_t> neuron_recall_known(const neuron_operand & from);

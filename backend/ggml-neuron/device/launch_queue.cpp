@@ -61,9 +61,15 @@ neuron_launch_queue::~neuron_launch_queue() {
     for (const int event : events) {
         close(event);
     }
-    for (auto & q : parked) {
-        q.release();  // the runtime may write to it until the process ends
+    for (request_queue * queue : { &launches, &transfers }) {
+        for (auto & q : queue->parked) {
+            q.release();  // the runtime may write to it until the process ends
+        }
     }
+}
+
+const std::vector<neuron_use> & neuron_launch_queue::request::uses() const {
+    return bound_launch ? bound_launch->uses : transferred;
 }
 
 static bool conflicts(const neuron_use & a, const neuron_use & b) {
@@ -88,12 +94,12 @@ static bool conflicts(const std::vector<neuron_use> & uses, const neuron_use & u
 
 bool neuron_launch_queue::is_full() {
     reap();
-    return launched.size() >= room;
+    return launches.pending.size() >= room;
 }
 
 void neuron_launch_queue::wait_for_queue() {
-    if (!launched.empty()) {
-        room     = launched.size();  // the number that the runtime accepted
+    if (!launches.pending.empty()) {
+        room     = launches.pending.size();  // the number that the runtime accepted
         n_fitted = 0;
         wait_for_first();
         return;
@@ -122,7 +128,7 @@ NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
     if (number == NEURON_LAST) {
         number = stream.last = ++last_number;
     }
-    auto q          = std::make_unique<queued_launch>();
+    auto q          = std::make_unique<request>();
     q->bound_launch = &bound_launch;
     q->stream       = &stream;
     q->graph        = graph;
@@ -134,41 +140,152 @@ NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
 }
 
 // Takes ownership of the launch.
-NRT_STATUS neuron_launch_queue::schedule(neuron_bound_launch & bound_launch, queued_launch & q) {
-    n_overlapping += !launched.empty();
-    launched.emplace_back(&q);
+NRT_STATUS neuron_launch_queue::schedule(neuron_bound_launch & bound_launch, request & q) {
+    n_overlapping += !launches.pending.empty();
+    launches.pending.emplace_back(&q);
     NRT_STATUS status = nrt.nrta_execute_schedule(bound_launch.model->handle, bound_launch.input, bound_launch.output,
                                                   0, &q.status, &q.seq);
     if (status == NRT_QUEUE_FULL) {
-        launched.pop_back();
-        n_overlapping -= !launched.empty();
+        launches.pending.pop_back();
+        n_overlapping -= !launches.pending.empty();
         n_launched--;
         return status;
     }
     if (status != NRT_SUCCESS) {
         status = judge(q, status, "nrta_execute_schedule");
-        launched.pop_back();
+        launches.pending.pop_back();
     }
     return status;
 }
 
 // Takes ownership of the launch, and unlocks the mutex while the device computes.
-NRT_STATUS neuron_launch_queue::execute(neuron_bound_launch & bound_launch, queued_launch & q) {
-    launched.emplace_back(&q);
+NRT_STATUS neuron_launch_queue::execute(neuron_bound_launch & bound_launch, request & q) {
+    launches.pending.emplace_back(&q);
     {
         const neuron_unlocked unlocked(mutex);
         q.status = nrt.nrt_execute(bound_launch.model->handle, bound_launch.input, bound_launch.output);
     }
     profile(q, q.status);
     const NRT_STATUS status = judge(q, q.status, "nrt_execute");
-    launched.pop_front();  // it is the only one
+    launches.pending.pop_front();  // it is the only one
     changed.notify_all();
     return status;
 }
 
+// Queues a transfer in the runtime once no launch and no other stream's transfer conflicts with it.
+NRT_STATUS neuron_launch_queue::transfer(std::unique_ptr<request> q,
+                                         const char *             function,
+                                         const transfer_call &    call) {
+    neuron_stream & stream = *q->stream;
+    request &       made   = *q;
+    for (;;) {
+        while (wait_for_conflict(made.transferred, made.number, &stream)) {
+            // another thread may have queued more meanwhile
+        }
+        if (stream.failed != NRT_SUCCESS) {
+            return stream.failed;
+        }
+        for (const neuron_use & use : made.transferred) {
+            if (!use.written && is_poisoned(use)) {
+                NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc,
+                             use.size);
+                return NRT_EXEC_COMPLETED_WITH_ERR;
+            }
+        }
+        const NRT_STATUS status = call(made);
+        if (status == NRT_SUCCESS) {
+            break;
+        }
+        if (status != NRT_QUEUE_FULL) {
+            return judge(made, status, function);
+        }
+        if (transfers.pending.empty()) {  // another library in the process fills the queue
+            const neuron_unlocked unlocked(mutex);
+            std::this_thread::sleep_for(std::chrono::microseconds(10));
+        } else {
+            wait_completed(transfers.pending.front()->seq);
+            reap();
+        }
+    }
+    for (const neuron_use & use : made.transferred) {
+        if (use.written) {
+            forget_poisoned(use);
+        }
+    }
+    note_changes(made.transferred);
+    if (made.number == NEURON_LAST) {
+        made.number = stream.last = ++last_number;
+    }
+    transfers.pending.push_back(std::move(q));
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_launch_queue::copy(const neuron_operand & from,
+                                     const neuron_operand & to,
+                                     neuron_stream &        stream,
+                                     uint64_t               graph,
+                                     uint64_t               number) {
+    auto q         = std::make_unique<request>();
+    q->stream      = &stream;
+    q->graph       = graph;
+    q->number      = number;
+    q->transferred = {
+        { from.memory, from.offset, from.size, false },
+        { to.memory,   to.offset,   from.size, true  },
+    };
+    return transfer(std::move(q), "nrta_tensor_copy", [&](request & made) {
+        return nrt.nrta_tensor_copy(from.memory->tensor, from.offset, to.memory->tensor, to.offset, from.size, 0,
+                                    &made.status, &made.seq);
+    });
+}
+
+NRT_STATUS neuron_launch_queue::write(std::vector<uint8_t>   data,
+                                      const neuron_operand & to,
+                                      neuron_stream &        stream,
+                                      uint64_t               graph,
+                                      uint64_t               number) {
+    auto q         = std::make_unique<request>();
+    q->stream      = &stream;
+    q->graph       = graph;
+    q->number      = number;
+    q->data        = std::move(data);
+    q->transferred = {
+        { to.memory, to.offset, q->data.size(), true },
+    };
+    return transfer(std::move(q), "nrta_tensor_write", [&](request & made) {
+        return nrt.nrta_tensor_write(to.memory->tensor, made.data.data(), to.offset, made.data.size(), 0, &made.status,
+                                     &made.seq);
+    });
+}
+
+uint64_t neuron_launch_queue::last_transfer(const std::vector<neuron_use> & uses,
+                                            uint64_t                        before,
+                                            const neuron_stream *           own) const {
+    uint64_t number = 0;
+    for (const auto & q : transfers.pending) {
+        const bool conflicting = q->number < before && q->stream != own &&
+                                 std::any_of(
+                                     q->transferred.begin(), q->transferred.end(),
+                                     [&](const neuron_use & use) { return conflicts(uses, use); });
+        number                 = conflicting ? q->number : number;
+    }
+    return number;
+}
+
+bool neuron_launch_queue::wait_for_transfer(const std::vector<neuron_use> & uses,
+                                            uint64_t                        before,
+                                            const neuron_stream *           own) {
+    const uint64_t number = last_transfer(uses, before, own);
+    if (number) {
+        wait_completed(transfers, number);
+        reap();
+    }
+    return number != 0;
+}
+
 // Writes a completed launch to the profile. A core computes one launch at a time, so a launch begins no earlier than
 // the end of the one before it.
-void neuron_launch_queue::profile(const queued_launch & q, NRT_STATUS status) {
+void neuron_launch_queue::profile(const request & q, NRT_STATUS status) {
     if (!q.begin) {
         return;
     }
@@ -186,7 +303,7 @@ void neuron_launch_queue::profile(const queued_launch & q, NRT_STATUS status) {
 }
 
 // Reports an execution that did not fully succeed, and returns its status for ggml.
-NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status, const char * function) {
+NRT_STATUS neuron_launch_queue::judge(const request & q, NRT_STATUS status, const char * function) {
     // The result is complete and has infinities or NaNs. ggml's ops pass them on, and so does the backend.
     if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
@@ -197,7 +314,9 @@ NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status
         }
         return NRT_SUCCESS;
     }
-    if (status != NRT_SUCCESS) {
+    if (status != NRT_SUCCESS && !q.bound_launch) {
+        NEURON_ERROR("core %d: %s: %zu bytes\n", vnc, nrt.describe(function, status).c_str(), q.transferred[0].size);
+    } else if (status != NRT_SUCCESS) {
         NEURON_ERROR("core %d: %s: %s, for node %s\n", vnc, nrt.describe(function, status).c_str(),
                      q.bound_launch->model->name.c_str(), q.node.c_str());
     }
@@ -224,23 +343,35 @@ neuron_launch_queue::answer neuron_launch_queue::ask(nrta_seq_t seq) {
     return status == NRT_SUCCESS && completed ? answer::DONE : answer::PENDING;
 }
 
-// Removes completed launches, and launches that the runtime no longer has, which count as failed.
+// Removes completed requests, and requests that the runtime no longer has, which count as failed.
 void neuron_launch_queue::reap() {
-    while (depth > 1 && !launched.empty()) {  // else the thread that called nrt_execute removes it
-        queued_launch & q    = *launched.front();
-        const answer    said = ask(q.seq);
+    if (depth > 1) {  // else the thread that called nrt_execute removes its launch
+        reap(launches);
+        reap(transfers);
+    }
+}
+
+void neuron_launch_queue::reap(request_queue & queue) {
+    while (!queue.pending.empty()) {
+        request &    q    = *queue.pending.front();
+        const answer said = ask(q.seq);
         if (said == answer::PENDING) {
             return;
         }
         if (said == answer::DONE) {
-            complete(q, q.status, "nrta_execute_schedule");
-            parked.clear();  // launches are completed in order
-            widen();
+            complete(q, q.status,
+                     q.bound_launch   ? "nrta_execute_schedule"
+                     : q.data.empty() ? "nrta_tensor_copy"
+                                      : "nrta_tensor_write");
+            queue.parked.clear();  // requests are completed in order
+            if (q.bound_launch) {
+                widen();
+            }
         } else {
             complete(q, NRT_INVALID, "nrta_is_completed");
-            parked.push_back(std::move(launched.front()));
+            queue.parked.push_back(std::move(queue.pending.front()));
         }
-        launched.pop_front();
+        queue.pending.pop_front();
     }
 }
 
@@ -254,12 +385,12 @@ void neuron_launch_queue::widen() {
 
 // Handles a launch's status. After a failure the bytes that it would have written are poisoned, and bytes that later
 // launches of its stream computed from them.
-void neuron_launch_queue::complete(queued_launch & q, NRT_STATUS status, const char * function) {
+void neuron_launch_queue::complete(request & q, NRT_STATUS status, const char * function) {
     profile(q, status);
     neuron_stream & stream = *q.stream;
     status                 = judge(q, status, function);
     if (status != NRT_SUCCESS || stream.failed != NRT_SUCCESS) {
-        poison(q.bound_launch->uses, stream, q.graph, status);
+        poison(q.uses(), stream, q.graph, status);
     }
 }
 
@@ -268,7 +399,7 @@ void neuron_launch_queue::wait_for_first() {
         changed.wait(mutex);
         return;
     }
-    const nrta_seq_t seq = launched.front()->seq;
+    const nrta_seq_t seq = launches.pending.front()->seq;
     wait_completed(seq);
     reap();
 }
@@ -331,31 +462,40 @@ void neuron_launch_queue::wait_for(uint64_t number) {
         reap();
         const bool waits =
             (!jobs.empty() && jobs.front()->number <= number) || (!fences.empty() && fences.front().number <= number);
-        if (!waits && (launched.empty() || launched.front()->number > number)) {
+        const auto pends = [number](const request_queue & queue) {
+            return std::any_of(queue.pending.begin(), queue.pending.end(),
+                               [number](const auto & q) { return q->number <= number; });
+        };
+        if (!waits && !pends(launches) && !pends(transfers)) {
             return;
         }
         if (waits || depth == 1) {
             changed.wait(mutex);
             continue;
         }
-        // the last of the launches to wait for: they are completed in order
-        nrta_seq_t seq = launched.front()->seq;
-        for (const auto & q : launched) {
-            seq = q->number <= number ? q->seq : seq;
-        }
-        if (wait_completed(seq) == answer::UNKNOWN && !launched.empty()) {
-            wait_completed(launched.front()->seq);  // the runtime may still have the launches before it
-        }
+        wait_completed(pends(launches) ? launches : transfers, number);
     }
 }
 
-// Returns the number of the last conflicting work before `before` that an access must wait for, or 0.
+// Waits for a queue's requests up to a number. There must be one.
+void neuron_launch_queue::wait_completed(const request_queue & queue, uint64_t number) {
+    // the last of the requests to wait for: they are completed in order
+    nrta_seq_t seq = queue.pending.front()->seq;
+    for (const auto & q : queue.pending) {
+        seq = q->number <= number ? q->seq : seq;
+    }
+    if (wait_completed(seq) == answer::UNKNOWN && !queue.pending.empty()) {
+        wait_completed(queue.pending.front()->seq);  // the runtime may still have the requests before it
+    }
+}
+
+// Returns the number of the last conflicting launch, job or fence before `before` that an access must wait for, or 0.
 uint64_t neuron_launch_queue::last_conflict(const neuron_use & use, uint64_t before) const {
     uint64_t   number = 0;
     const auto look   = [&](uint64_t other, bool conflicts) {
         number = conflicts && other < before ? std::max(number, other) : number;
     };
-    for (const auto & q : launched) {
+    for (const auto & q : launches.pending) {
         look(q->number, conflicts(q->bound_launch->uses, use));
     }
     for (const auto & j : jobs) {
@@ -367,19 +507,29 @@ uint64_t neuron_launch_queue::last_conflict(const neuron_use & use, uint64_t bef
     return number;
 }
 
-void neuron_launch_queue::wait_for_use(const neuron_use & use, uint64_t before) {
-    for (;;) {
-        const uint64_t number = last_conflict(use, before);
-        if (number == 0) {
-            return;
+// Returns false when there is nothing to wait for; the mutex stays locked then. `own`: transfers of this stream do not
+// count.
+bool neuron_launch_queue::wait_for_conflict(const std::vector<neuron_use> & uses,
+                                            uint64_t                        before,
+                                            const neuron_stream *           own) {
+    for (const neuron_use & use : uses) {
+        if (const uint64_t number = last_conflict(use, before)) {
+            wait_for(number);
+            return true;
         }
-        wait_for(number);
+    }
+    return wait_for_transfer(uses, before, own);
+}
+
+void neuron_launch_queue::wait_for_use(const neuron_use & use, uint64_t before) {
+    while (wait_for_conflict({ use }, before, nullptr)) {
+        // another thread may have queued more meanwhile
     }
 }
 
 bool neuron_launch_queue::uses(const void * model, uint64_t & number) const {
     number = 0;
-    for (const auto & q : launched) {
+    for (const auto & q : launches.pending) {
         number = q->bound_launch->model == model ? q->number : number;
     }
     return number > 0;

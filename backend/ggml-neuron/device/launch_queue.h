@@ -1,9 +1,13 @@
-// The launch queue of one NeuronCore: launches in flight, queued jobs, and waiting for them.
+// The queues of one NeuronCore: launches and transfers in flight, queued jobs, and waiting for them.
 //
 // A core computes launches in the order in which they are launched, so the host may launch a kernel while the kernel
 // that computes its inputs is in flight. The host has no such order: before it reads or writes device memory, or frees
 // memory that a launch uses, it waits for the launches that use it. Waiting unlocks the core's mutex: other threads
 // read, write and allocate meanwhile.
+//
+// Transfers are copies and writes that a graph needs around its launches. The runtime has a queue of its own for them,
+// and keeps the order within each queue, and not between two. So a transfer waits on the host for launches that use its
+// bytes, and a launch for transfers. Transfers that follow one another do not wait.
 //
 // Work that must wait for another core is a job: a copy from there, or an event. A stream's work behind a job is also a
 // job. A thread of the core runs its jobs in order, each after the work that it waits for, and the thread that queues a
@@ -13,7 +17,7 @@
 // held. Each waits only for work that was queued before it, so there is no deadlock.
 //
 // With nrta_execute_schedule (SDK 2.29 and later) up to GGML_NEURON_QUEUE_DEPTH launches are in flight. Without it, or
-// with a depth of 1, nrt_execute computes one at a time.
+// with a depth of 1, nrt_execute computes one at a time, and transfers are calls that the host waits for.
 
 #pragma once
 
@@ -32,6 +36,7 @@
 #include <vector>
 
 struct neuron_memory;
+struct neuron_operand;
 struct neuron_bound_launch;
 
 // Bytes of device memory that a launch reads or writes.
@@ -115,6 +120,28 @@ class neuron_launch_queue {
                       uint64_t              number,
                       const std::string &   node);
 
+    // Returns whether the runtime queues transfers.
+    bool queues_transfers() const { return is_queue() && nrt.nrta_tensor_copy && nrt.nrta_tensor_write; }
+
+    // Queue a transfer for a graph of the stream, with the statuses of `launch`: a copy of `from.size` bytes within the
+    // core's memory, and a write. They wait for conflicting launches, and for room in the runtime's queue.
+    NRT_STATUS copy(const neuron_operand & from,
+                    const neuron_operand & to,
+                    neuron_stream &        stream,
+                    uint64_t               graph,
+                    uint64_t               number);
+    NRT_STATUS write(std::vector<uint8_t>   data,
+                     const neuron_operand & to,
+                     neuron_stream &        stream,
+                     uint64_t               graph,
+                     uint64_t               number);
+
+    // Waits for a transfer before work number `before` that conflicts with these uses, other than the stream's `own`.
+    // Returns false when there is none; the mutex stays locked then.
+    bool wait_for_transfer(const std::vector<neuron_use> & uses,
+                           uint64_t                        before = NEURON_LAST,
+                           const neuron_stream *           own    = nullptr);
+
     // Returns whether work on some memory must be queued: jobs are queued, or the work writes bytes that another core
     // has yet to read.
     bool must_queue(const std::vector<neuron_use> & uses) const;
@@ -135,12 +162,14 @@ class neuron_launch_queue {
 
     uint64_t jobs_done() const { return n_jobs; }
 
-    // Wait for launches, jobs and fences: for all that conflict with an access by work number `before`, for all in a
+    // Wait for launches, transfers, jobs and fences: for all that conflict with an access by work number `before`, for all in a
     // stream, and for all up to a number.
     void wait_for_use(const neuron_use & use, uint64_t before = NEURON_LAST);
 
     // Returns whether an access to memory must wait.
-    bool is_used(const neuron_use & use) const { return last_conflict(use, NEURON_LAST) != 0; }
+    bool is_used(const neuron_use & use) const {
+        return last_conflict(use, NEURON_LAST) != 0 || last_transfer({ use }, NEURON_LAST, nullptr) != 0;
+    }
 
     void wait_for(const neuron_stream & stream) { wait_for(stream.last); }
 
@@ -163,16 +192,29 @@ class neuron_launch_queue {
     void forget_poisoned(const neuron_use & use);
 
   private:
-    struct queued_launch {
+    // A launch, or a transfer, in flight.
+    struct request {
         uint64_t                    number       = 0;
-        nrta_seq_t                  seq          = 0;  // the request's number from nrta_execute_schedule
-        bool                        done         = false;
+        nrta_seq_t                  seq          = 0;        // the request's number from nrta_*
         NRT_STATUS                  status       = NRT_SUCCESS;
-        const neuron_bound_launch * bound_launch = nullptr;
+        const neuron_bound_launch * bound_launch = nullptr;  // NULL: a transfer
         neuron_stream *             stream       = nullptr;
-        uint64_t                    graph        = 0;  // number of the stream's graph
-        std::string                 node;
-        int64_t                     begin = 0;         // nanoseconds; 0 without profiling
+        uint64_t                    graph        = 0;        // number of the stream's graph
+        std::string                 node{};
+        int64_t                     begin = 0;               // nanoseconds; 0 without profiling
+        std::vector<neuron_use>     transferred{};           // of a transfer
+        std::vector<uint8_t>        data{};                  // that a transfer writes
+
+        const std::vector<neuron_use> & uses() const;
+    };
+
+    // A queue of the runtime. Its requests are completed in order.
+    struct request_queue {
+        std::deque<std::unique_ptr<request>> pending;
+
+        // Requests that the runtime no longer has, in order. It may still write their status until a later one is
+        // completed.
+        std::deque<std::unique_ptr<request>> parked;
     };
 
     struct job {
@@ -200,46 +242,51 @@ class neuron_launch_queue {
     // The runtime's answer about a launch.
     enum class answer { PENDING, DONE, UNKNOWN };
 
-    NRT_STATUS schedule(neuron_bound_launch & bound_launch, queued_launch & q);
-    NRT_STATUS execute(neuron_bound_launch & bound_launch, queued_launch & q);
+    // Queues a transfer in the runtime.
+    using transfer_call = std::function<NRT_STATUS(request & q)>;
+
+    NRT_STATUS schedule(neuron_bound_launch & bound_launch, request & q);
+    NRT_STATUS execute(neuron_bound_launch & bound_launch, request & q);
+    NRT_STATUS transfer(std::unique_ptr<request> q, const char * function, const transfer_call & call);
     answer     ask(nrta_seq_t seq);
     answer     wait_completed(nrta_seq_t seq);
+    void       wait_completed(const request_queue & queue, uint64_t number);
     void       reap();
-    void       complete(queued_launch & q, NRT_STATUS status, const char * function);
+    void       reap(request_queue & queue);
+    void       complete(request & q, NRT_STATUS status, const char * function);
     void       widen();
     void       poison(const std::vector<neuron_use> & uses, neuron_stream & stream, uint64_t graph, NRT_STATUS status);
     bool       is_fenced(const std::vector<neuron_use> & uses, uint64_t before) const;
     uint64_t   last_conflict(const neuron_use & use, uint64_t before) const;
+    uint64_t   last_transfer(const std::vector<neuron_use> & uses, uint64_t before, const neuron_stream * own) const;
+    bool       wait_for_conflict(const std::vector<neuron_use> & uses, uint64_t before, const neuron_stream * own);
     void       work();
-    void       profile(const queued_launch & q, NRT_STATUS status);
-    NRT_STATUS judge(const queued_launch & q, NRT_STATUS status, const char * function);
+    void       profile(const request & q, NRT_STATUS status);
+    NRT_STATUS judge(const request & q, NRT_STATUS status, const char * function);
     int        take_event();
     void       give_back(int event, nrta_seq_t seq, bool registered);
 
-    const neuron_nrt & nrt;
-    const int          vnc;
-    std::mutex &       mutex;
-    const size_t       depth;
-    size_t             room     = depth;                  // limit of launches in the runtime's queue
-    size_t             n_fitted = 0;                      // launches completed since the queue was full or `room` grew
-    std::deque<std::unique_ptr<queued_launch>> launched;  // in order
-
-    // Launches that the runtime no longer has, in order. It may still write their status until a later launch is
-    // completed.
-    std::deque<std::unique_ptr<queued_launch>> parked;
-    std::deque<std::unique_ptr<job>>           jobs;    // in order, behind all launches
-    std::vector<fence>                         fences;  // in order
-    std::thread                                worker;  // runs the jobs; starts with the first one
-    bool                                       stopping = false;
-    std::vector<poisoned_range>                poisoned;
-    std::vector<int>                           events;      // eventfds that no thread waits for
-    bool                                       has_events;  // the runtime signals eventfds
-    std::condition_variable_any                changed;  // signaled when nrt_execute returns, or jobs or fences change
-    uint64_t                                   last_number   = 0;
-    uint64_t                                   n_launched    = 0;
-    uint64_t                                   n_overlapping = 0;
-    uint64_t                                   n_jobs        = 0;
-    int64_t                                    last_done     = 0;  // when the last profiled launch was found completed
-    bool                                       said_not_a_number = false;
-    std::atomic<bool>                          said_busy{ false };
+    const neuron_nrt &               nrt;
+    const int                        vnc;
+    std::mutex &                     mutex;
+    const size_t                     depth;
+    size_t                           room     = depth;  // limit of launches in the runtime's queue
+    size_t                           n_fitted = 0;      // launches completed since the queue was full or `room` grew
+    request_queue                    launches;
+    request_queue                    transfers;
+    std::deque<std::unique_ptr<job>> jobs;    // in order, behind all launches and transfers
+    std::vector<fence>               fences;  // in order
+    std::thread                      worker;  // runs the jobs; starts with the first one
+    bool                             stopping = false;
+    std::vector<poisoned_range>      poisoned;
+    std::vector<int>                 events;      // eventfds that no thread waits for
+    bool                             has_events;  // the runtime signals eventfds
+    std::condition_variable_any      changed;     // signaled when nrt_execute returns, or jobs or fences change
+    uint64_t                         last_number       = 0;
+    uint64_t                         n_launched        = 0;
+    uint64_t                         n_overlapping     = 0;
+    uint64_t                         n_jobs            = 0;
+    int64_t                          last_done         = 0;  // when the last profiled launch was found completed
+    bool                             said_not_a_number = false;
+    std::atomic<bool>                said_busy{ false };
 };

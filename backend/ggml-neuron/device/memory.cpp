@@ -2,10 +2,12 @@
 
 #include "../../nrt/targets.h"
 #include "device/core.h"
+#include "report/environment.h"
 #include "report/log.h"
 #include "report/metrics.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 // The smallest scratch memory; it grows by doubling.
@@ -206,6 +208,23 @@ bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
            size >= sizeof(stats);
 }
 
+// locked. Sets `memory` to the smaller of what the library and the table of targets state. Physical cores that are not
+// grouped share the HBM of a group, and the library may report all of it for each. Returns false when the library reports
+// no statistics.
+bool neuron_core::memory(nrt_vnc_memory_stats_t & memory) const {
+    if (!stats(memory)) {
+        return false;
+    }
+    const size_t share = neuron_core_memory(nrt.target);
+    if (share && share < memory.bytes_limit) {
+        const size_t own  = tensor_bytes + loaded_bytes + loaded_pages + (n_loaded ? microcode(nrt) : 0);
+        const size_t free = std::min(memory.bytes_limit - std::min(memory.bytes_used, memory.bytes_limit),
+                                     share - std::min(own, share));
+        memory            = { share - free, share };
+    }
+    return true;
+}
+
 // locked. Returns bytes; 0 when the library reports none.
 size_t neuron_core::used() const {
     nrt_vnc_memory_stats_t all;
@@ -215,13 +234,13 @@ size_t neuron_core::used() const {
 // locked. Measures a loaded model's memory; `before` bytes were used before loading it.
 void neuron_core::note_size(neuron_model & model, size_t before) {
     const size_t after = used();
-    if (model.measured || after <= before) {
+    if (model.measured || after <= before || !page) {
         return;
     }
     // The first program also loads the micro-code, and some programs add pages of the scratchpad. Neither belongs to
     // the program.
     const size_t once = n_loaded ? 0 : microcode(nrt);
-    const size_t size = (after - before - std::min(after - before, once)) % NEURON_SCRATCHPAD_MEMORY;
+    const size_t size = (after - before - std::min(after - before, once)) % page;
     model.measured    = true;
     measured_bytes += size;
     n_measured++;
@@ -249,7 +268,7 @@ size_t neuron_core::microcode(const neuron_nrt & nrt) {
 // stay.
 bool neuron_core::could_fit(size_t size) const {
     nrt_vnc_memory_stats_t all;
-    if (!stats(all) || all.bytes_limit == 0) {
+    if (!memory(all) || all.bytes_limit == 0) {
         return true;
     }
     const size_t kept = tensor_bytes + (n_loaded ? microcode(nrt) : 0);
@@ -260,7 +279,7 @@ bool neuron_core::could_fit(size_t size) const {
 // reduce the need; "" when the library reports no statistics. `at_least`: "at least " when more may be needed.
 std::string neuron_core::occupancy(size_t needed, const char * at_least) const {
     nrt_vnc_memory_stats_t all;
-    if (!stats(all) || all.bytes_limit == 0) {
+    if (!memory(all) || all.bytes_limit == 0) {
         return "";
     }
     const auto mib = [](size_t bytes) {
@@ -272,7 +291,7 @@ std::string neuron_core::occupancy(size_t needed, const char * at_least) const {
                         : *at_least   ? "it needs more than that"
                                       : "none of that size in one piece";
     return NEURON_NEXT_LINE "of the core's " + mib(all.bytes_limit) + ", tensors hold " + mib(tensor_bytes) +
-           ", programs and others " + mib(used - std::min(used, tensor_bytes)) + ", and " + mib(free) +
+           ", programs and others " + mib(used - std::min<size_t>(used, tensor_bytes)) + ", and " + mib(free) +
            " are free: " + lack +
            NEURON_NEXT_LINE
            "put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
@@ -407,9 +426,21 @@ neuron_operand neuron_core::numbers(const std::vector<float> & values, std::stri
     return kept_numbers.emplace(std::move(bits), where).first->second;
 }
 
-// Returns the bytes of a scratchpad in whole pages.
-static size_t pages(size_t scratchpad) {
-    return (scratchpad + NEURON_SCRATCHPAD_MEMORY - 1) / NEURON_SCRATCHPAD_MEMORY * NEURON_SCRATCHPAD_MEMORY;
+// Source: AWS Neuron, "Neuron device memory", and the runtime's release notes (2.14 names the variables).
+size_t neuron_scratchpad_page(const neuron_nrt & nrt) {
+    for (const char * name : { "NEURON_SCRATCHPAD_PAGE_SIZE", "NEURON_RT_ONE_TMPBUF_PAGE_SIZE_MB" }) {
+        const size_t mib = strtoull(neuron_variable(name).c_str(), nullptr, 10);
+        if (mib) {
+            return mib << 20;
+        }
+    }
+    const nrt_version_t & v = nrt.version;
+    return (size_t) (v.rt_major == 0 ? 0 : v.rt_major > 2 || v.rt_minor >= 33 ? 64 : 512) << 20;
+}
+
+// Returns the bytes of a scratchpad, in whole pages if their size is known.
+size_t neuron_core::pages(size_t scratchpad) const {
+    return page ? (scratchpad + page - 1) / page * page : scratchpad;
 }
 
 // locked. Sums the bundles' figures of the loaded programs.
@@ -443,14 +474,14 @@ size_t neuron_core::missing_programs(const neuron_programs & all) const {
         missing = (size_t) ((double) missing * (double) compared / (double) stated);
     }
     missing += rest(std::min(all.n_unstated, NEURON_RESERVED_PROGRAMS), loaded_unstated) * program_size();
-    const size_t once = n_loaded ? 0 : NEURON_SCRATCHPAD_MEMORY;
+    const size_t once = n_loaded ? 0 : page;
     return missing + rest(std::max(pages(all.memory.scratchpad), once), loaded_pages) + (n_loaded ? 0 : microcode(nrt));
 }
 
 void neuron_core::memory_stats(const neuron_programs & all_programs, size_t * free, size_t * total) {
     *free = *total = 0;
     nrt_vnc_memory_stats_t all;
-    if (nrt.nrt_get_vnc_memory_stats && open() && stats(all)) {
+    if (nrt.nrt_get_vnc_memory_stats && open() && memory(all)) {
         *total = all.bytes_limit;
         *free  = all.bytes_limit - std::min(all.bytes_used, all.bytes_limit);
         *free -= std::min(*free, missing_programs(all_programs));

@@ -17,7 +17,6 @@
 #include "select/kernel_store.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -31,7 +30,7 @@ static void ggml_backend_neuron_free(ggml_backend_t backend) {
     auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
     const std::string summary = ctx->statistics.summary();
     if (!summary.empty()) {
-        fprintf(stderr, "ggml-neuron: %s: %s\n", ctx->device->name.c_str(), summary.c_str());
+        neuron_say_again("%s: %s\n", ctx->device->name.c_str(), summary.c_str());
     }
     ggml_backend_neuron_synchronize(backend);
     neuron_record_flush();

@@ -145,7 +145,7 @@ bool neuron_chain::append(ggml_backend_neuron_context * rank, ggml_cgraph * part
         }
     }
     everything().n_kept += steps.empty();
-    steps.push_back({ (size_t) (std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()), part });
+    steps.push_back({ (size_t) (std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()), *part });
     const bool ends = rank == ranks.back() &&
                       std::any_of(part->nodes, part->nodes + part->n_nodes,
                                   [](const ggml_tensor * node) { return node->flags & GGML_TENSOR_FLAG_OUTPUT; });
@@ -161,7 +161,8 @@ bool neuron_chain::append(ggml_tensor ** tensors) {
         return false;
     }
     steps.push_back({
-        0, nullptr, { tensors, tensors + ranks.size() }
+        0, {},
+         { tensors, tensors + ranks.size() }
     });
     return true;
 }
@@ -199,7 +200,7 @@ enum ggml_status neuron_chain::flush() {
         NEURON_LOG("a chain of %zu parts and reductions has %s\n", taken.size(),
                    k.usable ? "kernels with reductions inside" : "no kernels for all ranks");
     }
-    const outcome o = k.usable ? compute(taken, k) : outcome::UNUSABLE;
+    const outcome o = k.usable ? compute(k) : outcome::UNUSABLE;
     return o == outcome::DONE     ? GGML_STATUS_SUCCESS
            : o == outcome::FAILED ? GGML_STATUS_FAILED
                                   : compute_in_turn(taken, k);
@@ -209,7 +210,7 @@ enum ggml_status neuron_chain::compute_in_turn(std::vector<step> & taken, const 
     enum ggml_status status = GGML_STATUS_SUCCESS;
     for (auto s = taken.begin(); s != taken.end() && status == GGML_STATUS_SUCCESS; ++s) {
         if (s->part) {
-            status = ggml_backend_neuron_compute(*ranks[s->rank], s->part);
+            status = ggml_backend_neuron_compute(*ranks[s->rank], &*s->part);
         } else if (!k.unread.count((size_t) (s - taken.begin()))) {
             (void) reduce(s->tensors.data());  // the next part fails
         }
@@ -233,7 +234,7 @@ void neuron_chain::find_unread(const std::vector<step> & taken, known & k) const
         }
         if (s.part) {
             const ggml_tensor * last = s.part->nodes[s.part->n_nodes - 1];
-            const int64_t       uses = neuron_uses_in_graph(s.part, last);
+            const int64_t       uses = neuron_uses_in_graph(&*s.part, last);
             left[last]               = uses > 0 && !(last->flags & GGML_TENSOR_FLAG_OUTPUT) ? uses : -1;
         }
     }
@@ -268,7 +269,7 @@ void neuron_chain::make(const std::vector<step> & taken, known & k) const {
         for (const step & s : taken) {
             if (s.part && s.rank == rank) {
                 for (int i = 0; i < s.part->n_nodes; i++) {
-                    add(s.part->nodes[i], (int32_t) neuron_uses_in_graph(s.part, s.part->nodes[i]));
+                    add(s.part->nodes[i], (int32_t) neuron_uses_in_graph(&*s.part, s.part->nodes[i]));
                 }
             } else if (!s.part && !k.unread.count((size_t) (&s - taken.data()))) {
                 ggml_tensor * summand = s.tensors[rank];
@@ -370,7 +371,7 @@ bool neuron_chain::has_collective(const neuron_planned & planned) const {
                                                      [](const auto & m) { return neuron_is_all_reduce(m.node); });
 }
 
-neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, known & k) {
+neuron_chain::outcome neuron_chain::compute(known & k) {
     const std::lock_guard<std::mutex>         one(order());
     std::vector<std::unique_lock<std::mutex>> graphs;
     std::vector<const neuron_plan *>          plans(ranks.size());
@@ -454,14 +455,11 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
     };
     bool worked = run_all();
     while (worked && at[0] < plans[0]->nodes.size()) {
-        const ggml_tensor * summand = plans[0]->nodes[at[0]].last()->src[0];
-        const auto s = std::find_if(taken.begin(), taken.end(),
-                                    [summand](const step & one) { return !one.part && one.tensors[0] == summand; });
-        std::vector<ggml_tensor *> tensors = s->tensors;
-        worked                             = reduce(tensors.data());
-        for (size_t & place : at) {
-            place++;
+        std::vector<ggml_tensor *> summands;
+        for (size_t rank = 0; rank < ranks.size(); rank++) {
+            summands.push_back(plans[rank]->nodes[at[rank]++].last()->src[0]);
         }
+        worked = reduce(summands.data());
         worked = worked && run_all();
     }
     if (finish() != NRT_SUCCESS || !worked) {

@@ -9,12 +9,14 @@
 
 #pragma once
 
+#include "ggml-impl.h"
 #include "ggml/backend.h"
 
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -46,8 +48,8 @@ class neuron_chain {
     // A part of a rank, or a reduction.
     struct step {
         size_t                     rank = 0;
-        ggml_cgraph *              part = nullptr;  // NULL: a reduction
-        std::vector<ggml_tensor *> tensors{};       // of a reduction, by rank
+        std::optional<ggml_cgraph> part{};     // none: a reduction. A copy: the caller's may be gone after the call
+        std::vector<ggml_tensor *> tensors{};  // of a reduction, by rank
     };
 
     struct chain_graph {
@@ -68,7 +70,7 @@ class neuron_chain {
     void             find_unread(const std::vector<step> & steps, known & k) const;
     void             make(const std::vector<step> & steps, known & k) const;
     bool             load(known & k);
-    outcome          compute(const std::vector<step> & steps, known & k);
+    outcome          compute(known & k);
     enum ggml_status compute_in_turn(std::vector<step> & steps, const known & k);
     NRT_STATUS       finish() const;
     bool             on_all_ranks(const std::function<bool(size_t rank)> & function) const;

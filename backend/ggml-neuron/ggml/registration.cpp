@@ -425,6 +425,9 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         }
         // Registered after libnrt's handler, so it runs before libnrt is closed.
         atexit([] {
+            if (ggml_backend_neuron_shared().nrt->is_forked()) {
+                return;
+            }
             const std::string nothing = neuron_nothing_computed();
             if (!nothing.empty()) {
                 NEURON_WARN("%s\n", nothing.c_str());

@@ -8,7 +8,9 @@
 #include "report/record_ops.h"
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 enum ggml_status neuron_ggml_status(NRT_STATUS status) {
@@ -81,43 +83,39 @@ static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_t
 // locked. Writes data that the host computes.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
     // known bytes are in order with all launches
-    const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : m.host();
-    if (known) {
-        const std::vector<uint8_t> longer = neuron_made(m, m.mask, known);
-        return core.write(stream, m.to, longer.data());
+    const std::shared_ptr<const uint8_t> known = m.from.memory ? neuron_recall_known(m.from) : nullptr;
+    if (known || !m.from.memory) {
+        return core.write(stream, m.to, neuron_made(m, m.mask, known ? known.get() : m.host()));
     }
     const std::vector<neuron_use> uses = {
         { m.from.memory, m.from.offset, m.from.size, false },
         { m.to.memory,   m.to.offset,   m.to.size,   true  },
     };
     // the tensor may be gone when the job runs
-    return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
-        std::vector<uint8_t> data(m.from.size);
-        const NRT_STATUS     status = neuron_recall(m.from, data.data(), number);
-        if (status != NRT_SUCCESS) {
-            return status;
-        }
-        const std::vector<uint8_t> longer = neuron_made(m, &mask, data.data());
-        return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size(), number);
+    return core.in_order(stream, uses, [&core, &stream, graph = stream.graph, m, mask = *m.mask](uint64_t number) {
+        std::shared_ptr<const uint8_t> data;
+        const NRT_STATUS               status = neuron_recall(m.from, data, number);
+        return status != NRT_SUCCESS ? status
+                                     : core.write(stream, graph, m.to, neuron_made(m, &mask, data.get()), number);
     });
 }
 
 // locked. Copies a tensor into the layout of a kernel.
 static NRT_STATUS neuron_lay_out(neuron_core & core, neuron_stream & stream, const neuron_laid_copy & c) {
     if (!c.home.memory) {
-        return core.write(stream, c.core, c.laid->lay_out((const uint8_t *) c.tensor->data).data());
+        return core.write(stream, c.core, c.laid->lay_out((const uint8_t *) c.tensor->data));
     }
     const std::vector<neuron_use> uses = {
         { c.home.memory, c.home.offset, c.home.size, false },
         { c.core.memory, c.core.offset, c.core.size, true  },
     };
-    return core.in_order(stream, uses, [c](uint64_t number) {
+    return core.in_order(stream, uses, [&core, &stream, graph = stream.graph, c](uint64_t number) {
         std::vector<uint8_t> data(c.home.size);
         const NRT_STATUS     status = c.home.memory->read_locked(data.data(), c.home.offset, c.home.size, number);
         if (status != NRT_SUCCESS) {
             return status;
         }
-        return c.core.memory->write_locked(c.laid->lay_out(data.data()).data(), c.core.offset, c.core.size, number);
+        return core.write(stream, graph, c.core, c.laid->lay_out(data.data()), number);
     });
 }
 
@@ -135,14 +133,14 @@ static NRT_STATUS neuron_take_back(neuron_core & core, neuron_stream & stream, c
         { c.core.memory, c.core.offset, c.core.size, false },
         { c.home.memory, c.home.offset, c.home.size, true  },
     };
-    return core.in_order(stream, uses, [c, data](uint64_t number) mutable {
+    return core.in_order(stream, uses, [&core, &stream, graph = stream.graph, c, data](uint64_t number) mutable {
         const NRT_STATUS status = c.core.memory->read_locked(data.data(), c.core.offset, c.core.size, number);
         if (status != NRT_SUCCESS) {
             return status;
         }
         std::vector<uint8_t> own(c.home.size);
         c.laid->take_back(data.data(), own.data());
-        return c.home.memory->write_locked(own.data(), c.home.offset, own.size(), number);
+        return core.write(stream, graph, c.home, std::move(own), number);
     });
 }
 
@@ -161,7 +159,8 @@ static NRT_STATUS neuron_prepare(neuron_core & core, neuron_stream & stream, con
     });
     status            = neuron_for_each(planned.uploads, status, [&](const neuron_transfer & u) {
         g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
-        return core.write(stream, u.core, u.host());
+        const auto * host = (const uint8_t *) u.host();
+        return core.write(stream, u.core, std::vector<uint8_t>(host, host + u.core.size));
     });
     status            = neuron_for_each(planned.laid_out, status,
                                         [&](const neuron_laid_copy & c) { return neuron_lay_out(core, stream, c); });

@@ -155,6 +155,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_unmet u
     neuron_groups groups;
     plan.fused = fusion.is_enabled();
     plan.outside.fill(0);
+    plan.ops.reset();
     plan.whole = true;
     if (plan.fused) {
         groups = take_groups(cgraph, unmet);

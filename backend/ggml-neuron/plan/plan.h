@@ -16,7 +16,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -106,6 +108,15 @@ struct neuron_planned {
 // Returns the numbers of members, in the order of `of`.
 std::vector<float> neuron_numbers_of(const std::vector<neuron_member> & members, const std::vector<int> & of);
 
+// Kinds of ops without a kernel, with their numbers.
+using neuron_reasons = std::map<std::string, size_t>;
+
+// A plan's ops on the device, and its others.
+struct neuron_plan_ops {
+    size_t         device = 0;
+    neuron_reasons reasons{};
+};
+
 struct neuron_plan {
     uint64_t epoch         = 0;  // the core's, when the launches were bound
     uint64_t last_used     = 0;
@@ -119,6 +130,9 @@ struct neuron_plan {
     std::vector<neuron_causal_condition> causal_conditions;  // the plan holds only while these are met
     std::vector<neuron_row_condition>    row_conditions;     // also
     std::vector<neuron_hidden_condition> hidden_conditions;  // also
+
+    // For neuron_statistics, which makes it on first use: descriptions of ops take longer than a launch.
+    mutable std::shared_ptr<const neuron_plan_ops> ops;
 
     bool has_conditions() const {
         return !causal_conditions.empty() || !row_conditions.empty() || !hidden_conditions.empty();

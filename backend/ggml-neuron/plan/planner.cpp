@@ -165,8 +165,9 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet u
 
 // locked. Sets `unmet` to a plan's unmet conditions.
 enum ggml_status neuron_planner::check(const neuron_plan & plan, neuron_unmet & unmet) const {
-    std::unordered_map<const ggml_tensor *, std::vector<uint8_t>> data;  // layers share masks and row numbers
-    const auto                                                    read = [&](const ggml_tensor * t) {
+    using bytes = std::shared_ptr<const uint8_t>;
+    std::unordered_map<const ggml_tensor *, bytes> data;  // layers share masks and row numbers
+    const auto                                     read = [&](const ggml_tensor * t) {
         if (data.count(t)) {
             return true;
         }
@@ -174,32 +175,30 @@ enum ggml_status neuron_planner::check(const neuron_plan & plan, neuron_unmet & 
         if (!locate(core, t, where)) {
             return false;
         }
-        std::vector<uint8_t> & bytes = data[t];
-        bytes.resize(where.size);
         if (!where.memory) {
-            memcpy(bytes.data(), t->data, bytes.size());
+            data[t] = { bytes(), (const uint8_t *) t->data };
             return true;
         }
-        return neuron_recall(where, bytes.data()) == NRT_SUCCESS;
+        return neuron_recall(where, data[t]) == NRT_SUCCESS;
     };
     unmet = {};
     for (auto h = plan.row_conditions.begin(); h != plan.row_conditions.end() && !unmet.rows; ++h) {
         if (!read(h->rows)) {
             return GGML_STATUS_FAILED;
         }
-        unmet.rows = !neuron_are_rows_among(*h, data.at(h->rows).data());
+        unmet.rows = !neuron_are_rows_among(*h, data.at(h->rows).get());
     }
     for (auto h = plan.causal_conditions.begin(); h != plan.causal_conditions.end() && !unmet.causal; ++h) {
         if (!read(h->rows) || !read(h->mask)) {
             return GGML_STATUS_FAILED;
         }
-        unmet.causal = !neuron_is_causal(*h, data.at(h->rows).data(), data.at(h->mask).data());
+        unmet.causal = !neuron_is_causal(*h, data.at(h->rows).get(), data.at(h->mask).get());
     }
     for (auto h = plan.hidden_conditions.begin(); h != plan.hidden_conditions.end() && !unmet.hidden; ++h) {
         if (!read(h->mask)) {
             return GGML_STATUS_FAILED;
         }
-        unmet.hidden = !neuron_is_hidden(*h, data.at(h->mask).data());
+        unmet.hidden = !neuron_is_hidden(*h, data.at(h->mask).get());
     }
     return GGML_STATUS_SUCCESS;
 }

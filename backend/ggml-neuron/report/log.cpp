@@ -1,5 +1,7 @@
 #include "report/log.h"
 
+#include "../../bundle/src/ascii.h"
+
 #include <algorithm>
 #include <cstdarg>
 #include <map>
@@ -7,7 +9,8 @@
 #include <set>
 #include <string>
 
-// Returns a message with "\n" at the end of each of its lines.
+// Returns a message with "\n" at the end of each of its lines, and "?" for other control characters: names in a message
+// may come from files of others.
 static std::string formatted(const char * format, va_list arguments) {
     std::string marked = format;
     std::replace(marked.begin(), marked.end(), '\n', NEURON_NEXT_LINE[0]);
@@ -18,6 +21,11 @@ static std::string formatted(const char * format, va_list arguments) {
     vsnprintf(&text[0], text.size() + 1, marked.c_str(), again);
     va_end(again);
     std::replace(text.begin(), text.end(), '\n', ' ');
+    for (size_t at = 0; at < text.size(); at++) {
+        if (const size_t size = nk::control_size(text, at); size && text[at] != NEURON_NEXT_LINE[0]) {
+            text.replace(at, size, "?");
+        }
+    }
     text.erase(text.find_last_not_of(std::string(" ") + NEURON_NEXT_LINE) + 1);
     std::replace(text.begin(), text.end(), NEURON_NEXT_LINE[0], '\n');
     return text + "\n";

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
@@ -79,7 +80,8 @@ std::string neuron_statistics::lack_of(const ggml_tensor * node) const {
 
 // Scans all nodes of the graph whose first part this is. It looks up kernels only for nodes in other parts.
 neuron_statistics::scan neuron_statistics::make_scan(const ggml_cgraph * first, neuron_missing_ops & missing) const {
-    scan found;
+    scan           found;
+    neuron_reasons reasons;
     found.ops = count_ops(first);
     if (is_whole(first)) {
         return found;
@@ -95,14 +97,14 @@ neuron_statistics::scan neuron_statistics::make_scan(const ggml_cgraph * first, 
     for_each_tensor(first, [&](const ggml_tensor * t) {
         if (neuron_is_work(t) && !neuron_is_zero(t) && !std::binary_search(own.begin(), own.end(), t)) {
             const std::string lack = lack_of(t);
-            found.reasons[lack] += !lack.empty();
             if (!lack.empty()) {
+                reasons[lack]++;
                 missing.add(t);
                 found.lacking[t->op]++;
             }
         }
     });
-    found.reasons.erase("");
+    found.reasons = std::make_shared<const neuron_reasons>(std::move(reasons));
     return found;
 }
 
@@ -118,11 +120,23 @@ const neuron_statistics::scan & neuron_statistics::scan_of(const ggml_cgraph * f
     return scans[first->uid] = make_scan(first, missing);
 }
 
-void neuron_statistics::end_graph() {
-    size_t lacking = 0;
-    for (const auto & reason : current.reasons) {
-        lacking += reason.second;
+// Returns the reasons of a graph's ops that have no kernel.
+static neuron_reasons reasons_of(const neuron_graph_statistics & graph) {
+    neuron_reasons reasons = graph.elsewhere ? *graph.elsewhere : neuron_reasons{};
+    for (const auto & [reason, n] : graph.own ? graph.own->reasons : neuron_reasons{}) {
+        reasons[reason] += n;
     }
+    return reasons;
+}
+
+static size_t count(const neuron_reasons & reasons) {
+    return std::accumulate(reasons.begin(), reasons.end(), (size_t) 0,
+                           [](size_t n, const auto & reason) { return n + reason.second; });
+}
+
+void neuron_statistics::end_graph() {
+    const size_t lacking =
+        (current.elsewhere ? count(*current.elsewhere) : 0) + (current.own ? count(current.own->reasons) : 0);
     if (current.ops) {
         n_graphs++;
         n_lacking += lacking != 0;
@@ -132,6 +146,23 @@ void neuron_statistics::end_graph() {
         worst.lacking = lacking;
     }
     current = {};
+}
+
+static std::shared_ptr<const neuron_plan_ops> ops_of(const neuron_plan & plan, neuron_missing_ops & missing) {
+    const auto ops = std::make_shared<neuron_plan_ops>();
+    for (const neuron_planned & planned : plan.nodes) {
+        for (const neuron_member & member : planned.members) {
+            if (!planned.launches.empty() || neuron_is_zero(member.node) || neuron_is_all_reduce(member.node)) {
+                ops->device++;
+                continue;
+            }
+            missing.add(member.node);
+            // attention's other nodes have no kernels of their own
+            const bool unusable = planned.unusable && member.node == planned.last();
+            ops->reasons[neuron_describe(member.node) + (unusable ? UNUSABLE : "")]++;
+        }
+    }
+    return ops;
 }
 
 void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan) {
@@ -144,7 +175,7 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
         end_graph();
         const scan & whole = scan_of(cgraph, missing);
         current.ops        = whole.ops;
-        current.reasons    = whole.reasons;
+        current.elsewhere  = whole.reasons;
         if (first_of_all) {
             for (const auto & [op, n] : whole.lacking) {
                 g_metrics.cpu[op].fetch_add(n, std::memory_order_relaxed);
@@ -156,19 +187,12 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
     current.splits += first || cgraph->uid || cgraph->nodes != end;
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
-    for (const neuron_planned & planned : plan.nodes) {
-        for (const neuron_member & member : planned.members) {
-            if (!planned.launches.empty() || neuron_is_zero(member.node) || neuron_is_all_reduce(member.node)) {
-                current.device++;
-                continue;
-            }
-            missing.add(member.node);
-            if (first) {
-                // the scan counts the nodes of other parts; attention's other nodes have no kernels of their own
-                const bool unusable = planned.unusable && member.node == planned.last();
-                current.reasons[neuron_describe(member.node) + (unusable ? UNUSABLE : "")]++;
-            }
-        }
+    if (!plan.ops) {
+        plan.ops = ops_of(plan, missing);
+    }
+    current.device += plan.ops->device;
+    if (first) {
+        current.own = plan.ops;  // the scan counts the nodes of other parts
     }
     missing.say(kernels);
 }
@@ -178,7 +202,7 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
 //
 
 // Returns the most frequent reasons.
-static std::string first_of(const std::map<std::string, size_t> & reasons) {
+static std::string first_of(const neuron_reasons & reasons) {
     std::vector<std::pair<std::string, size_t>> sorted(reasons.begin(), reasons.end());
     std::stable_sort(sorted.begin(), sorted.end(), [](const auto & a, const auto & b) { return a.second > b.second; });
     std::string text;
@@ -200,7 +224,7 @@ std::string neuron_statistics::summary() {
            (worst.splits == 1 ? " split, " : " splits, ") + std::to_string(worst.lacking) +
            " on the CPU because no kernel computes them" +
            (elsewhere ? ", " + std::to_string(elsewhere) + " elsewhere" : "") + "; " + std::to_string(n_lacking) +
-           " of " + std::to_string(n_graphs) + " graphs lacked kernels: " + first_of(worst.reasons);
+           " of " + std::to_string(n_graphs) + " graphs lacked kernels: " + first_of(reasons_of(worst));
 }
 
 //
@@ -210,9 +234,9 @@ std::string neuron_statistics::summary() {
 namespace {
 
 struct refusals {
-    std::mutex                    mutex;
-    std::unordered_set<uint64_t>  known;
-    std::map<std::string, size_t> reasons;
+    std::mutex                   mutex;
+    std::unordered_set<uint64_t> known;
+    neuron_reasons               reasons;
 };
 
 // Never destroyed: it is read at exit.

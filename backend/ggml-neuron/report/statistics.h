@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -22,11 +23,12 @@
 // Ops of one graph: the nodes to compute. Views, and nodes without elements, do not count.
 struct neuron_graph_statistics {
     size_t ops     = 0;
-    size_t device  = 0;                     // computed by kernels of this device
-    size_t lacking = 0;                     // computed by the CPU or another backend, because they have no kernel
-    size_t splits  = 0;                     // parts of the graph that the scheduler gave this device
+    size_t device  = 0;  // computed by kernels of this device
+    size_t lacking = 0;  // computed by the CPU or another backend, because they have no kernel
+    size_t splits  = 0;  // parts of the graph that the scheduler gave this device
 
-    std::map<std::string, size_t> reasons;  // kinds of ops without a kernel, with their numbers
+    std::shared_ptr<const neuron_reasons>  elsewhere{};  // of ops in other backends' parts
+    std::shared_ptr<const neuron_plan_ops> own{};        // of the first part
 };
 
 // Returns whether the core can use a tensor in place.
@@ -46,9 +48,9 @@ class neuron_statistics {
   private:
     // Results of scanning a graph before its parts are computed.
     struct scan {
-        size_t                        ops = 0;
-        std::map<std::string, size_t> reasons;
-        std::map<ggml_op, size_t>     lacking;  // ops without a kernel in the parts of other backends
+        size_t                                ops = 0;
+        std::shared_ptr<const neuron_reasons> reasons{};
+        std::map<ggml_op, size_t>             lacking{};  // ops without a kernel in the parts of other backends
     };
 
     const scan & scan_of(const ggml_cgraph * first, neuron_missing_ops & missing);

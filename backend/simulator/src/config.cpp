@@ -175,6 +175,18 @@ static bool read_profile(config & out, std::string & error) {
         }
         out.release = static_cast<uint32_t>(minor);
     }
+    // Since runtime 2.27, of SDK 2.25, reports are off by default: the hardware makes wrong ones. Source: AWS Neuron, release
+    // notes of the runtime.
+    const char * const verbosity = variable("NEURON_RT_NUMERICAL_ERRORS_VERBOSITY");
+    const char * const fails     = variable("NEURON_FAIL_ON_NAN");
+    out.reports_nan              = out.release < 25 || (verbosity != nullptr && strcmp(verbosity, "critical") == 0) ||
+                                   (fails != nullptr && strcmp(fails, "1") == 0);
+    const char * const page      = variable("NEURON_SCRATCHPAD_PAGE_SIZE");
+    if (page != nullptr && (!read_size(page, out.page) || out.page > GIB / MIB * 16)) {
+        error = bad("NEURON_SCRATCHPAD_PAGE_SIZE", page, "MiB");
+        return false;
+    }
+    out.page *= MIB;
     const char * const alignment = variable("NEURON_SIMULATOR_SLICE_ALIGNMENT");
     if (alignment != nullptr && (!read_size(alignment, out.slice_alignment) || out.slice_alignment > MAX_ALIGNMENT)) {
         error = bad("NEURON_SIMULATOR_SLICE_ALIGNMENT", alignment, "bytes, at most 65536");
@@ -196,7 +208,7 @@ size_t config::microcode() const {
 }
 
 size_t config::scratchpad_page() const {
-    return (release >= 31 ? 64 : 512) * MIB;
+    return page > 0 ? page : (release >= 31 ? 64 : 512) * MIB;
 }
 
 bool config::read(config & out, std::string & error) {

@@ -37,8 +37,10 @@ struct config {
     bool                  older_neffs  = false;    // NEURON_RT_ALLOW_LEGACY_NEFF
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
     uint32_t              release      = 32;       // of the simulated SDK: 2.32
+    size_t                page         = 0;        // NEURON_SCRATCHPAD_PAGE_SIZE, in bytes; 0: the release's
     uint32_t              queue        = 63;       // places for requests in a queue of nrta_*
     uint32_t              in_flight    = 0;        // NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS
+    bool                  reports_nan  = false;    // NEURON_RT_NUMERICAL_ERRORS_VERBOSITY, NEURON_FAIL_ON_NAN
     std::string           fault;                   // NEURON_SIMULATOR_FAULT, a list for faults::read; empty: no faults
     size_t                slice_alignment = 1;     // bytes: other offsets of slices are refused
     std::string           lock_folder;  // processes with the same folder share an instance; empty: no sharing
@@ -62,6 +64,9 @@ struct config {
 
     // Returns whether nrt_execute returns before the execution is done.
     bool returns_early() const { return release < 32 && in_flight > 0; }
+
+    // Returns how many logical cores share the memory of a group of physical ones, and each report all of it.
+    uint32_t sharing() const { return profile != nullptr && lnc < profile->lnc ? profile->lnc / lnc : 1; }
 
     // Returns false, with the reason in `error`, if a variable has an invalid value.
     static bool read(config & out, std::string & error);

@@ -7,10 +7,11 @@
 
 namespace simulator {
 
-static const char * const FAULTS[] = { "init",   "load",    "execute",   "results", "late",   "aliases", "slices",
-                                       "copies", "memory",  "deferred",  "kill",    "lost",   "names",   "order",
-                                       "busy",   "unknown", "full",      "slow",    "drops",  "writes",  "process",
-                                       "bloat",  "rank",    "straggler", "absent",  "wedged", "early",   "subgraphs" };
+static const char * const FAULTS[] = { "init",   "load",   "execute", "results",   "late", "aliases",
+                                       "slices", "copies", "memory",  "deferred",  "kill", "lost",
+                                       "names",  "order",  "busy",    "unknown",   "full", "slow",
+                                       "drops",  "writes", "process", "bloat",     "rank", "straggler",
+                                       "absent", "wedged", "early",   "subgraphs", "rings" };
 
 // The helper injects these into each program that has the form: kernelgen.simulator.miscompiles.
 static const char * const MISTAKES[] = { "division", "graph", "race", "rounding", "row", "split" };

@@ -88,6 +88,9 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
 void nrt_close(void) {
     runtime &                         rt = process();
     const std::lock_guard<std::mutex> lock(rt.mutex);
+    if (rt.forked && rt.state == phase::fresh) {
+        log(level::error, "nrt_close", "called in a child of the process that called nrt_init, whose cores these are");
+    }
     if (rt.state != phase::open) {
         return;  // there is nothing to close, and no way to report it
     }
@@ -177,8 +180,14 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats
         if (stats == nullptr || vnc >= rt.cores()) {
             return invalid(where, stats == nullptr ? "null pointer" : "no such core");
         }
-        const nrt_vnc_memory_stats_t own  = { rt.arenas[vnc]->used(), rt.arenas[vnc]->size() };
-        const size_t                 size = std::min(size_in, sizeof(own));
+        // AWS does not document what logical cores report that share the memory of a group: all of it, the stricter case.
+        const uint32_t         sharing = rt.config.sharing();
+        nrt_vnc_memory_stats_t own     = { 0, rt.arenas[vnc]->size() * sharing };
+        for (uint32_t i = 0; i < rt.cores(); i++) {
+            const bool same = rt.config.visible[i] / sharing == rt.config.visible[vnc] / sharing;
+            own.bytes_used += same ? rt.arenas[i]->used() : 0;
+        }
+        const size_t size = std::min(size_in, sizeof(own));
         memcpy(stats, &own, size);
         if (size_out != nullptr) {
             *size_out = size;

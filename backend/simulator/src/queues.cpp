@@ -80,6 +80,9 @@ static NRT_STATUS schedule_transfer(const char *         where,
         if (to == nullptr && from == nullptr) {
             return invalid(where, "null pointer");
         }
+        if (from != nullptr) {
+            count_transfer(rt, *tensor, true);
+        }
         auto made     = std::make_shared<simulator::request>();
         made->spans   = { span_of(*tensor, offset, size, from != nullptr) };
         made->handles = { handle };
@@ -155,6 +158,7 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
         if (status != NRT_SUCCESS) {
             return status;
         }
+        count_transfer(rt, *copy.destination, true);
         auto made     = std::make_shared<simulator::request>();
         made->spans   = copy.spans();
         made->handles = { source, destination };

@@ -15,8 +15,10 @@ namespace simulator {
 static std::atomic<runtime *> current{ nullptr };
 
 static void forked() {
+    const bool open = current.load()->state == phase::open || current.load()->forked;
     simulator::close_all_fds();
-    current = new runtime;
+    current                = new runtime;
+    current.load()->forked = open;
 }
 
 // Prints a summary of each core's executions at the end of the process.
@@ -25,9 +27,11 @@ static void ended() {
     for (size_t core = 0; core < rt.core_states.size(); core++) {
         const core_state & state = rt.core_states[core];
         log(level::info, "exit",
-            "core %zu: %llu executions, which read %llu bytes of inputs and take %llu ns on a device", core,
-            static_cast<unsigned long long>(state.executions), static_cast<unsigned long long>(state.bytes_read),
-            static_cast<unsigned long long>(state.clock_ns));
+            "core %zu: %llu executions, which read %llu bytes of inputs and take %llu ns on a device; the host waited "
+            "for %llu copies and writes, and queued %llu",
+            core, static_cast<unsigned long long>(state.executions), static_cast<unsigned long long>(state.bytes_read),
+            static_cast<unsigned long long>(state.clock_ns), static_cast<unsigned long long>(state.waited),
+            static_cast<unsigned long long>(state.queued));
     }
 }
 

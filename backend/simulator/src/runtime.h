@@ -21,6 +21,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -130,9 +131,13 @@ struct core_state {
     std::atomic<NRT_STATUS> owed{
         NRT_SUCCESS
     };  // with the same fault: the status of an earlier execution, which the next call returns
-    std::atomic<uint64_t> clock_ns{ 0 };    // the time of its executions on a device (price.h)
-    std::atomic<uint64_t> executions{ 0 };
-    std::atomic<uint64_t> bytes_read{ 0 };  // inputs that executions do not overwrite
+    std::mutex                      mutex;
+    std::deque<std::vector<size_t>> rings;            // guarded by the mutex: models and tensors of the last executions
+    std::atomic<uint64_t>           clock_ns{ 0 };    // the time of its executions on a device (price.h)
+    std::atomic<uint64_t>           executions{ 0 };
+    std::atomic<uint64_t>           bytes_read{ 0 };  // inputs that executions do not overwrite
+    std::atomic<uint64_t>           waited{ 0 };      // copies on the core, and writes, that the host waited for
+    std::atomic<uint64_t>           queued{ 0 };      // those of nrta_*
 };
 
 enum class phase { fresh, open, closed };
@@ -149,12 +154,13 @@ struct runtime {
     std::vector<simulator::unique_fd>                 locks;        // of the visible cores
     std::vector<std::shared_ptr<simulator::programs>> programs;     // by core
     std::vector<simulator::core_state>                core_states;  // by core
-    bool second = false;                                            // another process had a core of this machine before
+    bool forked = false;                              // the process is a child of one that called nrt_init
+    bool second = false;                              // another process had a core of this machine before
 
-    std::unique_ptr<simulator::units> units;                        // the nrta_* queues, from one nrt_init to the next
-    simulator::ranks                  ranks;                        // the cores of this process that compute together
+    std::unique_ptr<simulator::units> units;          // the nrta_* queues, from one nrt_init to the next
+    simulator::ranks                  ranks;          // the cores of this process that compute together
 
-    std::mutex                         helper_mutex;                // guards the members below
+    std::mutex                         helper_mutex;  // guards the members below
     std::shared_ptr<simulator::helper> helper;
 
     std::chrono::steady_clock::time_point not_before;  // no helper is started until then

@@ -66,6 +66,13 @@ NRT_STATUS check_in_flight(const runtime &                      rt,
     return NRT_INVALID;
 }
 
+void count_transfer(runtime & rt, const nrt_tensor & written, bool queued) {
+    if (written.arena() != rt.host()->index()) {
+        core_state & core = rt.core_states[written.arena()];
+        (queued ? core.queued : core.waited)++;
+    }
+}
+
 NRT_STATUS prepare_copy(runtime &            rt,
                         const nrt_tensor_t * source,
                         size_t               source_offset,
@@ -283,6 +290,7 @@ NRT_STATUS nrt_tensor_write(nrt_tensor_t * handle, const void * data, size_t off
         if (data == nullptr) {
             return invalid(where, "null pointer");
         }
+        count_transfer(rt, *tensor, false);
         status = check_in_flight(rt, { span_of(*tensor, offset, size, true) }, nullptr, where);
         if (status == NRT_SUCCESS && !(rt.units->any_queued() && rt.faults.strikes("writes"))) {
             tensor->memory->in().write(tensor->position() + offset, data, size);
@@ -319,6 +327,7 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source_handle,
         if (status != NRT_SUCCESS) {
             return status;
         }
+        count_transfer(rt, *copy.destination, false);
         const NRT_STATUS ordered = check_in_flight(rt, copy.spans(), nullptr, where);
         return ordered == NRT_SUCCESS ? copy.run(rt) : ordered;
     });

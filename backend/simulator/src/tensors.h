@@ -31,6 +31,9 @@ NRT_STATUS check_in_flight(const runtime &                      rt,
                            const simulator::unit *              own,
                            const char *                         where);
 
+// Counts a copy or a write of a core's memory.
+void count_transfer(runtime & rt, const nrt_tensor & written, bool queued);
+
 // A copy between two tensors.
 struct copying {
     std::shared_ptr<nrt_tensor> source;

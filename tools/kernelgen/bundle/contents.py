@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,12 @@ def pack_name(bundle_id: str) -> str:
 
 def is_kernel_id(text: str) -> bool:
     """Returns whether a text can be the id of a kernel in a bundle."""
-    return 0 < len(text.encode()) <= MAX_ID and "\0" not in text
+    return 0 < len(text.encode()) <= MAX_ID and not has_control(text)
+
+
+def has_control(text: str) -> bool:
+    """Returns whether a text has control characters, which a terminal obeys."""
+    return any(unicodedata.category(c) == "Cc" for c in text)
 
 
 def is_sha256(text: str) -> bool:
@@ -83,8 +89,8 @@ class BundleOrigin:
             except KernelgenError as error:
                 return f"{name}: {error.diagnostics[0].message}"
         for name in ("compiler", "flags", "version", "jax_version"):
-            if "\0" in "".join(getattr(self, name)):
-                return f"{name} holds a NUL"
+            if has_control("".join(getattr(self, name))):
+                return f"{name} holds a NUL or another control character"
         return None if 0 < self.lnc < 2**32 else f"lnc is {self.lnc}; expected 1 or more physical cores"
 
 

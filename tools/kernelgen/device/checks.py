@@ -73,6 +73,7 @@ class Bench(DeviceBench):
                 lambda: measured.launch(self),
                 "asynchronous",
             ),
+            ("bindings", "one program with many tensor sets in turn", lambda: measured.bindings(self), "load"),
             ("queue", "many large programs in the queue are all done", lambda: measured.queue(self), "asynchronous"),
             ("writes", "host writes during executions arrive", lambda: measured.writes(self), "asynchronous"),
             ("memory", "the device memory that a program takes", lambda: measured.memory(self), "load"),
@@ -201,6 +202,13 @@ class Bench(DeviceBench):
             raise CheckError(
                 f"{COPY_BYTES} bytes: what is read back differs from what was written and copied on the device"
             )
+        if self.nrt.has_queues():
+            data = data[::-1]
+            self.wait([self.nrt.schedule_write(first, data), self.nrt.schedule_copy(first, second)])
+            if self.nrt.read(second) != data:
+                raise CheckError(
+                    f"{COPY_BYTES} bytes, written and copied by requests of one queue, differ: report it to AWS"
+                )
         self.nrt.free(first)
         self.nrt.free(second)
         return f"{COPY_BYTES >> 20} MiB: to the device {write:.2f} GB/s, on it {copy:.2f} GB/s, from it {read:.2f} GB/s"

@@ -71,15 +71,19 @@ class NrtModel:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledExecution:
-    """A queued execution.
+    """A queued execution, or a queued copy or write.
 
     Attributes:
+        function: the function that queued it.
         status: its result, after completion.
         sequence: its number.
+        data: bytes that the library reads until completion.
     """
 
+    function: str
     status: ctypes.c_int
     sequence: ctypes.c_uint64
+    data: bytes = b""
 
 
 class Libnrt:
@@ -233,11 +237,23 @@ class Libnrt:
 
     def schedule(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> ScheduledExecution:
         """Queues an execution on the core of the model."""
+        return self._schedule("nrta_execute_schedule", model.handle, inputs, outputs)
+
+    def schedule_write(self, tensor: NrtTensor, data: bytes) -> ScheduledExecution:
+        """Queues a write of bytes to a tensor, in the core's queue of transfers."""
+        sizes = ctypes.c_uint64(0), ctypes.c_uint64(len(data))
+        return self._schedule("nrta_tensor_write", tensor.handle, data, *sizes, data=data)
+
+    def schedule_copy(self, source: NrtTensor, to: NrtTensor) -> ScheduledExecution:
+        """Queues a copy of a tensor's bytes on the device, in the core's queue of transfers."""
+        zero = ctypes.c_uint64(0)
+        return self._schedule("nrta_tensor_copy", source.handle, zero, to.handle, zero, ctypes.c_uint64(source.size))
+
+    def _schedule(self, function: str, *arguments: Any, data: bytes = b"") -> ScheduledExecution:
         status, sequence = ctypes.c_int(_PENDING), ctypes.c_uint64()
-        results = ctypes.byref(status), ctypes.byref(sequence)
-        self._call("nrta_execute_schedule", model.handle, inputs, outputs, 0, *results)
-        # the library writes to them even after the caller is gone
-        self._scheduled.append(ScheduledExecution(status, sequence))
+        self._call(function, *arguments, 0, ctypes.byref(status), ctypes.byref(sequence))
+        # the library uses them even after the caller is gone
+        self._scheduled.append(ScheduledExecution(function, status, sequence, data))
         return self._scheduled[-1]
 
     def is_completed(self, scheduled: ScheduledExecution) -> bool:
@@ -249,5 +265,5 @@ class Libnrt:
         completed = ctypes.c_bool()
         self._call("nrta_is_completed", scheduled.sequence, ctypes.byref(completed))
         if completed.value:
-            self._check("nrta_execute_schedule", scheduled.status.value)
+            self._check(scheduled.function, scheduled.status.value)
         return completed.value

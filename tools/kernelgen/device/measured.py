@@ -50,6 +50,12 @@ REPEATS = 3
 PROGRAM = 250 << 10
 """Assumed bytes of a small program, from AWS."""
 
+SETS = 64
+"""Number of tensor sets of one program: a model's layers, each with its weights and cache."""
+
+REBOUND = 2.0
+"""Maximum ratio of a launch's time with `SETS` sets in turn to its time with one set."""
+
 PROCESSES = 2
 """Number of processes besides this one."""
 
@@ -95,6 +101,36 @@ def _timed(bench: DeviceBench, action: Callable[[], object]) -> float:
     begun = bench.clock()
     action()
     return bench.clock() - begun
+
+
+def bindings(bench: DeviceBench) -> str:
+    """Times launches of one program with `SETS` tensor sets in turn, and with one of them.
+
+    The backend runs a layer's program with the tensors of each layer in turn. libnrt caches what it prepares for a set's addresses,
+    and AWS does not document how many sets its cache holds.
+    """
+    kernel = _layer(bench)
+    arrays = inputs_of(kernel)
+    sets = [bench.bind(kernel, arrays) for _ in range(SETS)]
+    # The first round takes longer: each set is new.
+    rounds = [[_timed(bench, bound.execute) for bound in sets] for _ in range(1 + REPEATS)]
+    in_turn = min(sum(times) for times in rounds[1:]) / SETS * 1e6
+    alone = min(sum(_timed(bench, sets[0].execute) for _ in sets) for _ in range(REPEATS)) / SETS * 1e6
+    for name in kernel.outputs:
+        results = {bench.nrt.read(bound.outputs[name]) for bound in sets}
+        if len(results) > 1:
+            raise CheckError(
+                f"{kernel.name}: {name} differs between {SETS} tensor sets of equal values: report it to AWS"
+            )
+    for bound in sets:
+        for tensor in {id(t): t for t in (*bound.inputs.values(), *bound.outputs.values())}.values():
+            bench.nrt.free(tensor)
+    text = f"a launch of a layer: {in_turn:.0f} µs with {SETS} tensor sets in turn, {alone:.0f} µs with one"
+    if in_turn > alone * REBOUND:
+        raise CheckWarning(
+            f"{text}: more than {REBOUND:g} times as long. Each layer of a token is such a launch: build models with --fuse=step"
+        )
+    return text
 
 
 def queue(bench: DeviceBench) -> str:

@@ -7,11 +7,15 @@
 #include "ggml.h"
 #include "scenario.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <clocale>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -238,6 +242,19 @@ static void locale() {
     fail(std::string("a half is ") + text);
 }
 
+// A child of the process ends, as a program that starts another one does.
+static void forked() {
+    against_cpu(add);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        exit(0);
+    }
+    int status = -1;
+    check(waitpid(child, &status, 0) == child && status == 0, "the child did not end");
+    against_cpu(add);
+}
+
 scenario_table device_scenarios() {
     return {
         { "memory",                    memory                                             },
@@ -249,6 +266,7 @@ scenario_table device_scenarios() {
         { "large-buffers",             large_buffers                                      },
         { "free-memory",               free_memory                                        },
         { "locale",                    locale                                             },
+        { "forked",                    forked                                             },
         { "too-much",                  too_much                                           },
         { "too-large",                 too_large_as_one                                   },
         { "no-room",                   [] { too_much_beside_programs((size_t) 1 << 30); } },
