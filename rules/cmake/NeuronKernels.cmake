@@ -27,7 +27,7 @@
 #   EMIT_TIMEOUT <seconds>  the most seconds that one kernel's emitter may run: by default 600; 0: no limit. Like Bazel's
 #                         --//rules:emit_timeout. -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> sets the default of all calls.
 #   KERNELS <folder>...   your own folders of emitters (docs/guides/write-a-kernel.md); they override kernelgen's emitters.
-#   DATA <file>...        files that the emitters of KERNELS read, and targets that generate such files; these are built first.
+#   DATA <file>...        files that the emitters of KERNELS read; a target goes before the files that it generates.
 #   EXCLUDE_FROM_ALL      builds the kernels only for a target that needs them, or by name.
 #
 # Targets: <name>; <name>.kernels builds every form. Properties of <name>, for install(FILES) and tests:
@@ -108,7 +108,7 @@ macro(_neuron_kernels_check_words)
     endforeach()
 endmacro()
 
-# Sets MANIFEST and KERNELS to absolute paths, and `data` to the targets in DATA.
+# Sets MANIFEST and KERNELS to absolute paths, `data` to the targets in DATA, and `data_files` to the files in it.
 macro(_neuron_kernels_read_files)
     if(NOT ARG_MANIFEST)
         message(FATAL_ERROR "${call}: MANIFEST names no file")
@@ -125,13 +125,15 @@ macro(_neuron_kernels_read_files)
         set(${keyword} "${paths}")
     endforeach()
 
-    # The emitter's process records the files that it reads, so a file only has to exist.
     set(data)
+    set(data_files)
     foreach(file IN LISTS ARG_DATA)
         get_filename_component(full "${file}" ABSOLUTE)
         if(TARGET "${file}")
             list(APPEND data "${file}")
-        elseif(NOT EXISTS "${full}")
+        elseif(EXISTS "${full}" OR data) # a target before it may generate it
+            list(APPEND data_files "${full}")
+        else()
             message(FATAL_ERROR "${call}: DATA ${file}: there is neither a target of that name nor ${full}")
         endif()
     endforeach()
@@ -176,6 +178,9 @@ macro(_neuron_kernels_plan)
     set(arguments)
     foreach(path IN LISTS KERNELS)
         list(APPEND arguments --kernels "${path}")
+    endforeach()
+    foreach(file IN LISTS data_files)
+        list(APPEND arguments --data "${file}")
     endforeach()
     foreach(target IN LISTS ARG_TARGETS)
         list(APPEND arguments --target "${target}")

@@ -223,33 +223,27 @@ def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(project: Make, t
 
 
 @GENERATORS
-def test_an_edit_of_data_that_an_emitter_reads_builds_its_kernels(
-    project: Make, tmp_path: Path, generator: str
-) -> None:
+def test_edited_data_file_builds_its_kernels(project: Make, tmp_path: Path, generator: str) -> None:
     library = tmp_path / "mine"
-    (library / "tables").mkdir(parents=True)
+    library.mkdir()
     (library / "own.py").write_text(
-        "import pathlib\nfrom kernelgen.emitters import emitter\n\nHERE = pathlib.Path(__file__).parent\n"
-        "FACTOR = float((HERE / 'factor.txt').read_text())\n\n\n"
-        '@emitter("relu")\ndef relu(x):\n    return x * FACTOR + sum(1 for _ in (HERE / "tables").iterdir())\n'
+        "import pathlib\nfrom kernelgen.emitters import emitter\n\n"
+        "FACTOR = float(pathlib.Path(__file__).with_name('factor.txt').read_text())\n\n\n"
+        '@emitter("relu")\ndef relu(x):\n    return x * FACTOR\n'
     )
     (library / "factor.txt").write_text("2")
     made = project(
-        f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}")', generator=generator
+        f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}" DATA "{library}/factor.txt")',
+        generator=generator,
     )
     made.configure()
     assert len(made.make().compiles) == 3
     assert made.make().compiles == ()
-    for change in ((library / "factor.txt").write_text, lambda text: (library / "tables" / text).touch()):
-        if generator != "Ninja":
-            time.sleep(1.1)  # make compares seconds on some file systems
-        change("3")
-        assert [id_.partition("-")[0] for id_ in made.make().compiles] == ["relu"]
-        assert made.make().compiles == ()
-    with (library / "own.py").open("a") as source:
-        source.write("__import__('os').system('true')\n")
-    result = made.make(expect=None)
-    assert "its emitter runs 'true': the build can't tell when the result of that changes" in result.output
+    if generator != "Ninja":
+        time.sleep(1.1)  # make compares seconds on some file systems
+    (library / "factor.txt").write_text("3")
+    assert [id_.partition("-")[0] for id_ in made.make().compiles] == ["relu"]
+    assert made.make().compiles == ()
 
 
 def test_a_manifest_that_breaks_stops_the_build_until_it_is_mended(project: Make) -> None:

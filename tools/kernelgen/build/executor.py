@@ -238,7 +238,6 @@ class Executor:
     def _emit_arguments(self, kernel: Kernel) -> list[str]:
         return [
             *emit_arguments(kernel, self.made.libraries, self.made.hlo(kernel).absolute()),
-            f"--reads={self._reads(kernel).absolute()}",
             *([f"--notes={self.made.notes(kernel).absolute()}"] if kernel.noted else []),
         ]
 
@@ -264,9 +263,6 @@ class Executor:
             arguments.append(f"--timeout={s.timeout}")
         return arguments
 
-    def _reads(self, kernel: Kernel) -> Path:
-        return self.settings.state / "tmp" / f"{kernel.id}.reads"
-
     def _emitted(self, emit: _Emit, answer: Answer) -> None:
         kernel = emit.kernel
         if answer.exit_code:
@@ -278,7 +274,7 @@ class Executor:
         self.result.emitted += 1
         # A user may edit an emitter while it runs: then this HLO may come from either version.
         if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
-            self.made.note(kernel, emit.inputs, self._reads(kernel))
+            self.made.note(kernel, emit.inputs)
         self._ready(kernel, linted=False)
 
     def _not_emitted(self, kernel: Kernel, failure: str) -> None:

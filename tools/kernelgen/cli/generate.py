@@ -188,6 +188,13 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only for this target.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="File that the emitters of --kernels open.",
+)
 @emit_timeout_option
 @cache_options
 def cmake(
@@ -198,6 +205,7 @@ def cmake(
     targets: tuple[str, ...],
     compiler: str,
     memory_per_compile: str | None,
+    data: tuple[Path, ...],
     emit_timeout: float | None,
     caches: CacheSettings,
 ) -> None:
@@ -220,6 +228,7 @@ def cmake(
         cache=caches,
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
+        data=data,
         emit_timeout=emit_timeout,
     )
     _write(output, renderer.generate(plan, catalog.folders, build))

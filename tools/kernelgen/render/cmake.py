@@ -14,7 +14,7 @@ from pathlib import Path
 from kernelgen.cache import CacheSettings
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import BUILTIN, Library
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
@@ -40,6 +40,7 @@ class Build:
         cache: the caches of NEFFs that builds share.
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
+        data: files and folders that the emitters of users' libraries read.
         emit_timeout: time limit of emitting one kernel in seconds, or None.
     """
 
@@ -51,6 +52,7 @@ class Build:
     cache: CacheSettings
     cpus: int
     memory_mb: int
+    data: tuple[Path, ...] = ()
     emit_timeout: float | None = EMIT_TIMEOUT
 
     def slots(self, plan: Plan) -> int:
@@ -104,6 +106,7 @@ def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Bu
         *([f"--module={first.emitter}"] if libraries[first.library].package else []),
         f"--folder={build.folder / 'hlo'}",
         *(f"--target={target}" for target in first.targets),
+        *(f"--data={path}" for path in build.data if {name for name, _ in modules} != {BUILTIN}),
         *([f"--prebuilt={libraries[first.prebuilt].root}"] if first.prebuilt else []),
         *(f"--spec={spec_json(k.spec)}" for k in kernels),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -47,6 +48,16 @@ def write_depfile(
     files = {str(p.resolve()) for p in paths}
     rule = " \\\n  ".join([f"{_makefile(target)}:", *map(_makefile, sorted(files))])
     fileio.write_bytes(path, f"{rule}\n".encode())
+
+
+def imported_elsewhere() -> Iterator[Path]:
+    """Yields the imported files of the user that are not in a kernel library: neither kernelgen's nor Python's nor installed."""
+    stdlib = sysconfig.get_path("stdlib")
+    for name, module in sorted(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or stdlib)
+        is_installed = file.is_relative_to(stdlib) or bool({"site-packages", "dist-packages"} & {*file.parts})
+        if not (is_installed or name.startswith(("kernelgen.", "_kernelgen_library_")) or file.is_relative_to(_TOOLS)):
+            yield file
 
 
 def _makefile(path: str) -> str:
