@@ -30,7 +30,6 @@ _kernels = tag_class(
     attrs = {
         "compiler": attr.string(values = [""] + CHOICES, doc = "Overrides the flag //rules:compiler for these manifests."),
         "data": attr.label_list(allow_files = True, doc = "Files that the emitters of `kernels` read, and targets that generate such files. They must be public."),
-        "emit_timeout": attr.int(default = -1, doc = "Overrides the flag //rules:emit_timeout for these manifests."),
         "kernels": attr.label_list(doc = "Your own folders of emitters: packages that export their .py files. They override kernelgen's emitters."),
         "manifest": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The YAML files."),
         "memory_per_compile": attr.string(doc = "The memory to reserve for one compile, such as 8G or 6144M. The default is in the manifest or in the table of targets."),
@@ -50,7 +49,7 @@ def _neuron_impl(mctx):
     data = {}
     for module in mctx.modules:
         for tag in module.tags.kernels:
-            of_tag = manifest_options(tag.targets, tag.memory_per_compile, tag.compiler, tag.emit_timeout)
+            of_tag = manifest_options(tag.targets, tag.memory_per_compile, tag.compiler)
             for file in tag.manifest:
                 key = (tag.name, str(file))
                 if options.setdefault(key, of_tag) != of_tag:

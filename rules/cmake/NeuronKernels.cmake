@@ -24,8 +24,6 @@
 #                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/reference/report.md)
 #   MEMORY_PER_COMPILE <size>   the memory that one compile reserves and may use: 8G, 6144M. The default is in the manifest or in the table of
 #                         targets. As many compiles run at once as fit into four fifths of the machine's memory.
-#   EMIT_TIMEOUT <seconds>  the most seconds that one kernel's emitter may run: by default 600; 0: no limit. Like Bazel's
-#                         --//rules:emit_timeout. -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> sets the default of all calls.
 #   KERNELS <folder>...   your own folders of emitters (docs/guides/write-a-kernel.md); they override kernelgen's emitters.
 #   DATA <file>...        files that the emitters of KERNELS read; a target goes before the files that it generates.
 #   EXCLUDE_FROM_ALL      builds the kernels only for a target that needs them, or by name.
@@ -58,7 +56,7 @@ cmake_policy(VERSION 3.20...3.25)
 
 function(add_neuron_kernels name)
     set(flags EXCLUDE_FROM_ALL)
-    set(single COMPILER EMIT_TIMEOUT MEMORY_PER_COMPILE)
+    set(single COMPILER MEMORY_PER_COMPILE)
     set(several DATA FORM KERNELS MANIFEST TARGETS)
     cmake_parse_arguments(PARSE_ARGV 1 ARG "${flags}" "${single}" "${several}")
     set(call "add_neuron_kernels(${name})")
@@ -139,7 +137,7 @@ macro(_neuron_kernels_read_files)
     endforeach()
 endmacro()
 
-# Sets `compiler`, FORM and `emit_timeout`. The cache variables are the defaults of calls.
+# Sets `compiler` and FORM. The cache variables are the defaults of calls.
 macro(_neuron_kernels_read_settings)
     set(compiler auto)
     foreach(choice "${NEURON_KERNELGEN_COMPILER}" "${ARG_COMPILER}")
@@ -157,16 +155,6 @@ macro(_neuron_kernels_read_settings)
     endforeach()
     if(DEFINED ARG_MEMORY_PER_COMPILE AND NOT ARG_MEMORY_PER_COMPILE MATCHES "^[1-9][0-9]?[0-9]?[0-9]?[0-9]?[0-9]?[MG]$")
         message(FATAL_ERROR "${call}: MEMORY_PER_COMPILE is an amount such as 8G or 6144M, not '${ARG_MEMORY_PER_COMPILE}'")
-    endif()
-
-    set(emit_timeout)
-    foreach(seconds "${NEURON_KERNELGEN_EMIT_TIMEOUT}" "${ARG_EMIT_TIMEOUT}")
-        if(NOT "${seconds}" STREQUAL "")
-            set(emit_timeout "${seconds}")
-        endif()
-    endforeach()
-    if(NOT "${emit_timeout}" STREQUAL "" AND NOT "${emit_timeout}" MATCHES "^[0-9]+(\\.[0-9]+)?$")
-        message(FATAL_ERROR "${call}: EMIT_TIMEOUT is a number of seconds, 0 for no limit, not '${emit_timeout}'")
     endif()
 endmacro()
 
@@ -187,9 +175,6 @@ macro(_neuron_kernels_plan)
     endforeach()
     if(ARG_MEMORY_PER_COMPILE)
         list(APPEND arguments --memory-per-compile "${ARG_MEMORY_PER_COMPILE}")
-    endif()
-    if(NOT "${emit_timeout}" STREQUAL "")
-        list(APPEND arguments --emit-timeout "${emit_timeout}")
     endif()
     _neuron_kernels_remember(NEURON_KERNELGEN_NEFF_CACHE "Folder of NEFFs that this machine's builds share, or off")
     _neuron_kernels_remember(NEURON_KERNELGEN_SHARED_CACHE "Folder or URL of NEFFs that machines share")

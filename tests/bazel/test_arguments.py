@@ -33,9 +33,7 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
         (smoke / "kernels" / "BUILD.bazel").write_text(
             'exports_files(\n    glob(["**/*.py"]),\n    visibility = ["//visibility:public"],\n)\n'
         )
-        arguments = (
-            'compiler = "simulator",\n    emit_timeout = 500,\n    memory_per_compile = "2G",\n    targets = ["trn1"],'
-        )
+        arguments = 'compiler = "simulator",\n    memory_per_compile = "2G",\n    targets = ["trn1"],'
         for file in ("MODULE.bazel", "WORKSPACE"):
             checkout.edit(
                 f"e2e/smoke/{file}", 'manifest = ["//:tiny.yaml"],', f'manifest = ["//:every.yaml"],\n    {arguments}'
@@ -52,7 +50,5 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
         assert {path.read_bytes() for path in built} == {(tmp_path / "out" / "every_trn1.kernels.gguf").read_bytes()}
         said = checkout.bazel("build", "@neuron_kernels//bundles:every_trn2", expect=1).output
         assert "every_trn2" in said
-        aquery = ["--include_param_files", 'mnemonic(NeuronEmit, deps("@neuron_kernels//bundles:every_trn1"))']
-        assert "--timeout=500" in checkout.bazel("aquery", *aquery).output
         (plan,) = checkout.output_root.glob(f"*/external/{repository}/plan.json")
         assert '"memory_mb":2048' in plan.read_text() and '"memory_mb":4096' not in plan.read_text()

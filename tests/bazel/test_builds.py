@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import scratch
-from kernelgen.emitters.limit import EMIT_TIMEOUT
 
 pytestmark = pytest.mark.together("builds")
 
@@ -111,39 +110,6 @@ def test_a_release_refuses_the_simulator(checkout: scratch.Checkout) -> None:
 def test_an_unknown_compiler_is_refused_by_name(checkout: scratch.Checkout) -> None:
     output = checkout.bazel("build", "--//rules:compiler=gcc", "//manifests:basic_trn1", expect=1).output
     assert "unknown compiler; it is one of auto, neuronx-cc, simulator" in output
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("strategy", ["worker", "local"])
-def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratch.Checkout, strategy: str) -> None:
-    """With a worker, and with a process for each step."""
-    module = checkout.path / "kernels" / "softmax.py"
-    text = module.read_text()
-    flags = checkout.path / "rules" / "BUILD.bazel"
-    assert f'name = "emit_timeout",\n    build_setting_default = {EMIT_TIMEOUT:g},' in flags.read_text()
-    output = checkout.bazel("build", "--//rules:emit_timeout=-1", "//manifests:basic_trn1", expect=1).output
-    assert "emit_timeout=-1: expected a number of seconds, 0 for no limit" in output
-    begin = text.index("\n", text.index("def soft_max(")) + 1
-    try:
-        endless = text[:begin] + "    while True:\n        pass\n" + text[begin:]
-        module.write_text(endless)
-        result = checkout.bazel(
-            *("build", "--//rules:emit_timeout=5", f"--strategy=NeuronEmit={strategy}", "--keep_going"),
-            *("//manifests:basic_trn1", "--output_groups=hlo"),
-            expect=1,
-        )
-        assert re.search(
-            r"softmax\.py:\d+:1: error: kernel soft_max-\S+: "
-            r"it took longer than its time limit and was stopped after 5 s\n +another limit: .*//rules:emit_timeout",
-            result.output,
-        ), result.output
-        assert all(kernel.startswith("soft_max-") for kernel in re.findall(r"kernel (\S+): it took", result.output))
-        # The worker that stopped a step continues.
-        slow = text[:begin] + "    __import__('time').sleep(5.5)\n" + text[begin:]
-        module.write_text(slow)
-        checkout.bazel("build", "--//rules:emit_timeout=0", "//manifests:basic_trn1", "--output_groups=hlo")
-    finally:
-        module.write_text(text)
 
 
 @pytest.fixture

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,30 +87,6 @@ def forges(x):
         except OSError:  # of the list itself, or to read from
             pass
     time.sleep(60)
-
-@emitter("loops")
-def loops(x):
-    while True:
-        pass
-
-@emitter("holds")
-def holds(x):
-    return x * sum(iter(int, 1))  # C, with the interpreter's lock
-
-@emitter("clings")
-def clings(x):
-    while True:
-        try:
-            time.sleep(60)
-        except BaseException:
-            pass
-
-@emitter("late")
-def late(x):
-    try:
-        time.sleep(60)
-    except BaseException:
-        return x + x
 
 @emitter("works")
 def works(x):
@@ -206,46 +178,6 @@ def test_endless_output_is_stopped(kernelgen: Run, folder: Path) -> None:
     assert len(done.err) < MAX_TEXT and "1 built (1 compiled, 0 up to date), 1 failed" in done.out
     logs = [file.stat().st_size for file in (folder / "out/.kernelgen/logs").iterdir()]
     assert logs and max(logs) < 2 * MAX_LOG
-
-
-def test_an_emitter_has_a_time_limit_that_can_be_lifted(kernelgen: Run, folder: Path) -> None:
-    done = build(kernelgen, folder, "loops", more=("--emit-timeout", "0.5"))
-    assert done.code == 1 and "it took longer than its time limit and was stopped after 0.5 s" in done.err
-    assert build(kernelgen, folder, "works", more=("--emit-timeout", "0")).code == 0
-
-
-def test_a_step_has_a_time_limit(folder: Path) -> None:
-    code, said = step(folder, "loops", "--timeout=0.5")
-    message = "it took longer than its time limit and was stopped after 0.5 s"
-    # The location is the loop, or the line in it.
-    at = line("while True:\n        pass")
-    assert code == 1 and re.match(
-        rf"\S+own\.py:({at}|{at + 1}):1: error: kernel loops-4-f32-\w+: {message}\n    another limit: ", said
-    ), said
-    assert not (folder / "loops").exists()
-    code, said = step(folder, "late", "--timeout=0.5")
-    assert code == 1 and f"{message}\n" in said, said
-    assert step(folder, "works", "--timeout=0") == (0, "")
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("op", "text"), [("holds", "return x * sum("), pytest.param("clings", "time.sleep(60)", marks=pytest.mark.long)]
-)
-def test_what_does_not_stop_at_its_time_limit_ends_its_process(folder: Path, op: str, text: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kernelgen.steps.worker", *step_words(folder, op, "--timeout=0.5")],
-        env=os.environ | {"PYTHONPATH": str(Path(worker.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 1 and done.stderr.startswith("Timeout ("), done.stderr
-    assert (
-        f'own.py", line {line(f"def {op}(") + EMITTERS.split(f"def {op}(")[1].split(text)[0].count(chr(10))} in {op}'
-        in done.stderr
-    )
 
 
 def test_an_answer_without_a_request_is_ignored(kernelgen: Run, folder: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from kernelgen.emitters.limit import EMIT_TIMEOUT
 
 from .conftest import ROOT, SMALL, cmake_project
 
@@ -184,42 +181,6 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
     assert any(c == "Emitting mine.more (1)" for c in result.commands)
     plan = json.loads((made.build / "neuron_kernels" / "k" / "plan.json").read_text())
     assert {k["library"] for k in plan["kernels"]} == {"kernelgen", "mine"}
-
-
-@pytest.mark.long
-def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(project: Make, tmp_path: Path) -> None:
-    library = tmp_path / "mine"
-    library.mkdir()
-    module = "import time\nfrom kernelgen.emitters import emitter\n\n"
-    for op in ("relu", "add"):
-        names = "x" if op == "relu" else "a, b"
-        module += f"\n@emitter({op!r})\ndef {op}({names}):\n    WAIT_{op}\n    return {names[0]}\n"
-    file = library / "own.py"
-    file.write_text(module.replace("WAIT_relu", "while True: pass").replace("WAIT_add", "pass"))
-    call = f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}"'
-    made = project(f"{call})")
-    limits = made.build / "neuron_kernels" / "k" / "steps" / "limits"
-    made.configure()
-    assert limits.read_text() == f"--timeout={EMIT_TIMEOUT:g}\n"
-    made.configure("-DNEURON_KERNELGEN_EMIT_TIMEOUT=5")
-    output = made.make("--", "-k", "0", expect=None).output
-    assert re.search(
-        r"own\.py:7:1: error: kernel relu-64x4-f32-\w+: it took longer than its time limit and was stopped after 5 s\n"
-        r" +another limit: .*EMIT_TIMEOUT of add_neuron_kernels\(\)",
-        output,
-    ), output
-    hlos = {path.name.partition("-")[0] for path in made.build.rglob("*.hlo.pb")}
-    assert hlos == {"add", "rms_norm"} and not list(made.build.rglob("*.gguf"))
-    # The call takes precedence over the variable; after a change of the limit, kernels are not emitted again.
-    lists = made.source / "CMakeLists.txt"
-    lists.write_text(lists.read_text().replace(f"{call})", f"{call} EMIT_TIMEOUT 0)"))
-    file.write_text(module.replace("WAIT_relu", "time.sleep(5.5)").replace("WAIT_add", "pass"))
-    made.make()
-    assert limits.read_text() == "--timeout=0\n" and list(made.build.rglob("*.gguf"))
-    lists.write_text(lists.read_text().replace("EMIT_TIMEOUT 0", "EMIT_TIMEOUT 7.5"))
-    result = made.make()
-    assert limits.read_text() == "--timeout=7.5\n"
-    assert not [c for c in result.commands if c.startswith(("Emitting", "Compiling"))]
 
 
 @GENERATORS

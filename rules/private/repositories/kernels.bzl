@@ -73,14 +73,13 @@ def _kernels_impl(rctx):
 def _repository(label):
     return str(label).partition("//")[0]
 
-def manifest_options(targets, memory_per_compile, compiler, emit_timeout):
+def manifest_options(targets, memory_per_compile, compiler):
     """Returns a manifest's build options for `kernelgen generate bazel --of`.
 
     Args:
         targets: the targets to build; all of the manifest's if empty.
         memory_per_compile: the memory to reserve for one compile, or an empty text.
         compiler: `auto`, `neuronx-cc` or `simulator`; an empty text for the build's setting.
-        emit_timeout: seconds that one kernel's emitter may run; negative for the build's setting.
 
     Returns:
         a list of `NAME=VALUE`.
@@ -90,8 +89,6 @@ def manifest_options(targets, memory_per_compile, compiler, emit_timeout):
         options.append("memory_per_compile=" + memory_per_compile)
     if compiler:
         options.append("compiler=" + compiler)
-    if emit_timeout >= 0:
-        options.append("emit_timeout={}".format(emit_timeout))
     return options
 
 kernels_repository = repository_rule(

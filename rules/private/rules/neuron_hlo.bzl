@@ -3,7 +3,6 @@
 load("//rules/private:languages.bzl", "DEFAULT_LANGUAGE", "LANGUAGES")
 load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
-load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
 _MNEMONIC = "NeuronEmit"
 
@@ -35,7 +34,6 @@ def _emit(ctx, spec, emitters, language = DEFAULT_LANGUAGE, targets = [], native
     if module:
         args.add(module, format = "--module=%s")
     args.add(hlo, format = "--output=%s")
-    args.add(ctx.attr._timeout[TimeoutFlagInfo].seconds, format = "--timeout=%s")
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     args.add_all(targets, format_each = "--target=%s")
     if native:
@@ -107,7 +105,6 @@ _COMMON = {
     "helpers": attr.label_list(allow_files = [".py"], doc = "Modules that the emitter imports from its library."),
     "jax_alone": attr.bool(doc = "Whether the emitter and its helpers use JAX only. Then changes to the implementation of other languages do not re-emit the kernel."),
     "_jax_tool": attr.label(default = "//tools/kernelgen:emit_jax", providers = [KernelgenToolInfo]),
-    "_timeout": attr.label(default = "//rules:emit_timeout"),
     "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
 }
 

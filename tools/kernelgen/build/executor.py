@@ -101,7 +101,7 @@ def run(
 def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> DeterminismResult:
     """Emits every kernel twice, in different processes, and compares. Call it inside `locked`."""
     scratch = settings.state / "tmp" / "determinism"
-    return determinism.check(plan.kernels, libraries, scratch, settings.jobs, settings.emit_timeout)
+    return determinism.check(plan.kernels, libraries, scratch, settings.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,7 @@ class Executor:
             else:
                 # If this emit is killed, an earlier HLO must not pass for its result.
                 self.made.forget(kernel)
-                limits = [s for s in (self._limit(), self.settings.emit_timeout) if s is not None]
-                self.pool.start(emit, self._emit_arguments(kernel), min(limits, default=None))
+                self.pool.start(emit, self._emit_arguments(kernel), self._limit())
             return True
         return False
 

@@ -13,7 +13,6 @@ from kernelgen.cache import CacheSettings
 from kernelgen.cli.options import (
     cache_options,
     compiler_option,
-    emit_timeout_option,
     kernels_option,
     manifests_argument,
     only_targets,
@@ -77,7 +76,7 @@ def command() -> None:
     multiple=True,
     nargs=2,
     metavar="MANIFEST NAME=VALUE",
-    help="How one of the manifests is built: target, memory_per_compile, compiler or emit_timeout. May be given several times.",
+    help="How one of the manifests is built: target, memory_per_compile or compiler. May be given several times.",
 )
 def bazel(
     manifests: tuple[Path, ...],
@@ -133,25 +132,23 @@ def bazel(
 
 def _settings_of(
     options: Sequence[tuple[str, str]], requests: Sequence[Request]
-) -> tuple[list[Request], dict[str, dict[str, str | int]]]:
+) -> tuple[list[Request], dict[str, dict[str, str]]]:
     """Returns the manifests' requests with the options of `--of`, and the settings of their bundles' rules, by manifest."""
     given: dict[str, dict[str, list[str]]] = {}
     for file, option in options:
         name, _, value = option.partition("=")
         if file not in {request.file for request in requests}:
             raise KernelgenError(f"--of {file} {option}: there is no such manifest")
-        if name not in ("target", "memory_per_compile", "compiler", "emit_timeout"):
+        if name not in ("target", "memory_per_compile", "compiler"):
             raise KernelgenError(f"--of {file} {option}: unknown option '{name}'")
         given.setdefault(file, {}).setdefault(name, []).append(value)
     narrowed: list[Request] = []
-    settings: dict[str, dict[str, str | int]] = {}
+    settings: dict[str, dict[str, str]] = {}
     for request in requests:
         own = dict(given.get(request.file, {}))
         memory = own.pop("memory_per_compile", [None])[-1]
         narrowed += _narrowed([request], own.pop("target", ()), memory)
         settings[request.name] = {name: values[-1] for name, values in own.items()}
-        if "emit_timeout" in own:
-            settings[request.name]["emit_timeout"] = int(own["emit_timeout"][-1])
     return narrowed, settings
 
 
@@ -195,7 +192,6 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
     type=click.Path(path_type=Path),
     help="File that the emitters of --kernels open.",
 )
-@emit_timeout_option
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
@@ -206,7 +202,6 @@ def cmake(
     compiler: str,
     memory_per_compile: str | None,
     data: tuple[Path, ...],
-    emit_timeout: float | None,
     caches: CacheSettings,
 ) -> None:
     """Write the file from which CMake's add_neuron_kernels() builds."""
@@ -229,7 +224,6 @@ def cmake(
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
         data=data,
-        emit_timeout=emit_timeout,
     )
     _write(output, renderer.generate(plan, catalog.folders, build))
     # CMake prints it.

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelgen import lowering
 from kernelgen.emitters.fingerprint import of_sources
 from kernelgen.emitters.library import Library
-from kernelgen.emitters.limit import HINT, limited
 from kernelgen.emitters.loading import environment, load_functions
 from kernelgen.emitters.registration import Registration
-from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TimeLimitExpired
-from kernelgen.hlo.cpu import import_jax
+from kernelgen.errors import KernelgenError
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.source_kernel import SourceSpec, own_target
 
@@ -40,7 +38,6 @@ def emit(
     emitters: Sequence[tuple[Library, Registration]],
     spec: Spec,
     data: Sequence[Path] = (),
-    timeout: float | None = None,
     targets: tuple[str, ...] = (),
     prebuilt: Path | None = None,
 ) -> Emission:
@@ -50,16 +47,15 @@ def emit(
         emitters: the library and registration of the emitter of each of its ops, in the order of `spec_ops`.
         spec: the kernel.
         data: the files and folders that the emitter reads besides its sources (`load_functions`).
-        timeout: time limit in seconds, or None; only in the main thread (`limit.limited`).
         targets: its targets (`Kernel.targets`).
         prebuilt: file with the output of NKI's compiler for a kernel with the lowering `native`; None to compile it now.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, or takes too long; or `prebuilt` is of another kernel.
+        KernelgenError: the emitter refuses the kernel, or `prebuilt` is of another kernel.
     """
-    import_jax()  # the time limit is the emitter's
     with using_prebuilt(emitters, spec, targets, prebuilt):
-        return _emit(emitters, spec, data, timeout, targets)
+        kernel = _hlo(spec, emitters, load_functions(emitters, data), targets)
+    return Emission(kernel.hlo, kernel.notes)
 
 
 @contextlib.contextmanager
@@ -99,27 +95,6 @@ def prebuilt_request(
         )
     ((library, registration),) = emitters
     return PrebuiltRequest(spec.id, target, of_sources(library, registration.module), registration.file.name)
-
-
-def _emit(
-    emitters: Sequence[tuple[Library, Registration]],
-    spec: Spec,
-    data: Sequence[Path],
-    timeout: float | None,
-    targets: tuple[str, ...],
-) -> Emission:
-    try:
-        with limited(timeout):
-            kernel = _hlo(spec, emitters, load_functions(emitters, data), targets)
-    except TimeLimitExpired as error:
-        place = Location(str(emitters[0][1].file), emitters[0][1].line, 1)
-        raise KernelgenError(Diagnostic(f"kernel {spec.id}: {error}", place, HINT), exit_code=EXIT_FAILED) from None
-    except KernelgenError as error:
-        if isinstance(error.__cause__, TimeLimitExpired):
-            mistakes = [replace(diagnostic, hint=HINT) for diagnostic in error.diagnostics]
-            raise KernelgenError(mistakes, exit_code=EXIT_FAILED) from None
-        raise
-    return Emission(kernel.hlo, kernel.notes)
 
 
 def _hlo(

@@ -15,7 +15,6 @@ from kernelgen.cache import CacheSettings
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.dependencies import dependencies
 from kernelgen.emitters.library import BUILTIN, Library
-from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
@@ -41,7 +40,6 @@ class Build:
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
         data: files and folders that the emitters of users' libraries read.
-        emit_timeout: time limit of emitting one kernel in seconds, or None.
     """
 
     folder: Path
@@ -53,7 +51,6 @@ class Build:
     cpus: int
     memory_mb: int
     data: tuple[Path, ...] = ()
-    emit_timeout: float | None = EMIT_TIMEOUT
 
     def slots(self, plan: Plan) -> int:
         """Returns the number of compiles that may run in parallel."""
@@ -77,7 +74,6 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         files[f"steps/{batch}.emit"] = _emit(kernels, libraries, build)
     for config in plan.configs:
         files[f"steps/{config.key}.compile"] = _compile(config, build)
-    files["steps/limits"] = _limits(build)
     files["steps/compiler"] = _compiler(plan, build)
     for bundle in plan.bundles:
         files[f"steps/{entries_file(bundle.id)}"] = plan.entries(bundle).to_json()
@@ -110,11 +106,6 @@ def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Bu
         *([f"--prebuilt={libraries[first.prebuilt].root}"] if first.prebuilt else []),
         *(f"--spec={spec_json(k.spec)}" for k in kernels),
     )
-
-
-def _limits(build: Build) -> str:
-    """Returns the arguments of emit steps that change no HLO: an emitter's time limit."""
-    return _lines(f"--timeout={build.emit_timeout or 0:g}")
 
 
 def _compile(config: CompileConfig, build: Build) -> str:

@@ -1,4 +1,4 @@
-"""Common parts of several steps: the depfile, the version of JAX, warnings and the time limit."""
+"""Common parts of several steps: the depfile, the version of JAX and warnings."""
 
 from __future__ import annotations
 
@@ -67,8 +67,3 @@ def _makefile(path: str) -> str:
 def warn(texts: Iterable[str]) -> None:
     for text in dict.fromkeys(texts):
         print(f"warning: {text}")
-
-
-def timeout_of(arguments: Arguments) -> float | None:
-    """Returns `--timeout`, or None for no limit."""
-    return float(maybe(arguments, "timeout") or 0) or None

@@ -13,7 +13,7 @@ from kernelgen.languages.nki import native
 from kernelgen.lowering.emission import emit as run_emitter
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.graph_kernel import spec_from_json
-from kernelgen.steps.common import check_jax, timeout_of
+from kernelgen.steps.common import check_jax
 from kernelgen.steps.protocol import Arguments, maybe, one
 
 
@@ -23,7 +23,7 @@ def run(arguments: Arguments) -> None:
     A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in order. A kernel in a package has
     `--module`, the emitter's name in it: for `core.norm` the package is the folder that contains core/norm.py.
     `--target` is one of its targets, if its language depends on the target (`Kernel.targets`). `--notes` (a path) receives the
-    notes about the kernel. `--data` is a file that the emitter reads. `--timeout` is the time limit in seconds. `--native` is the
+    notes about the kernel. `--data` is a file that the emitter reads. `--native` is the
     record of the output of NKI's compiler for the kernel (`compilers.nki_driver`); `--prebuilt` is a file of `kernelgen prebuild`
     that contains it.
     """
@@ -36,7 +36,6 @@ def run(arguments: Arguments) -> None:
             emitters_of(spec, modules),
             spec,
             [Path(file) for file in arguments["data"]],
-            timeout_of(arguments),
             tuple(arguments["target"]),
             Path(prebuilt) if prebuilt else None,
         )

@@ -15,7 +15,7 @@ from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, native_file, notes_file
 from kernelgen.spec.graph_kernel import spec_from_json
 from kernelgen.spec.source_kernel import own_target
-from kernelgen.steps.common import check_jax, imported_elsewhere, timeout_of, write_depfile
+from kernelgen.steps.common import check_jax, imported_elsewhere, write_depfile
 from kernelgen.steps.emit import modules_of
 from kernelgen.steps.protocol import Arguments, maybe, one
 
@@ -23,7 +23,7 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` per kernel, `--folder` (output) and `--stamp`.
 
-    Graph kernels have several modules, as in `emit`. `--timeout` is the time limit of each in seconds; `--target` is as in
+    Graph kernels have several modules, as in `emit`. `--target` is as in
     `emit`; `--prebuilt` is the folder of such files. An existing file with equal content keeps its time, so that nothing is
     compiled for it; the stamp is written when all are up to date. A failed kernel does not stop the others, and leaves no file.
     `--data` is a file that the emitters read; the depfile lists these files.
@@ -50,7 +50,6 @@ def run(arguments: Arguments) -> None:
                 emitters,
                 spec,
                 data,
-                timeout=timeout_of(arguments),
                 targets=tuple(arguments["target"]),
                 prebuilt=file,
             )
