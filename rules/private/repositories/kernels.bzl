@@ -46,6 +46,8 @@ def _kernels_impl(rctx):
         command += ["--package", "{}={}//{}".format(folder.basename, _repository(library), library.package)]
         for label in rctx.attr.data.get(str(library), []):
             command += ["--data", "{}={}".format(folder.basename, label)]
+    for module, repository in rctx.attr.modules.items():
+        command += ["--module", "{}={}".format(module, repository)]
     for manifest in rctx.attr.manifests:
         path = rctx.path(manifest)
         if not path.exists:
@@ -98,6 +100,7 @@ kernels_repository = repository_rule(
         "data": attr.string_list_dict(doc = "Labels of the files that a library's emitters open, by the library's label."),
         "manifests": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The manifests."),
         "libraries": attr.label_list(doc = "A label in the package of each folder of emitters; searched in this order."),
+        "modules": attr.string_dict(doc = "Repositories of other modules that call theirs by this name, by the module's name."),
         "options": attr.string_list_dict(doc = "What `manifest_options` returns, by the manifest's label."),
         "_python": attr.label(default = "@neuron_python//:python"),
         "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),

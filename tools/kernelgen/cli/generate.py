@@ -71,6 +71,13 @@ def command() -> None:
     help="Bazel target of files that the emitters of a kernel library open. May be given several times.",
 )
 @click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="NAME=REPOSITORY",
+    help="Another Bazel module, and the repository that neuron_manifest() takes its manifests from.",
+)
+@click.option(
     "--of",
     "options",
     multiple=True,
@@ -87,6 +94,7 @@ def bazel(
     packages: tuple[str, ...],
     data: tuple[str, ...],
     workspaces: tuple[str, ...],
+    modules: tuple[str, ...],
     options: tuple[tuple[str, str], ...],
 ) -> None:
     """Write the packages of a repository of kernel targets; print the kernels' source files on which they depend."""
@@ -117,7 +125,7 @@ def bazel(
         for library in catalog.sources.values()
     ]
     named += renderer.inner_packages(plan, [*catalog.sources.values()], roots)
-    _write(output, renderer.generate(plan, [*sources, *named], rules, settings))
+    _write(output, renderer.generate(plan, [*sources, *named], rules, settings, dict(m.split("=", 1) for m in modules)))
     for file in (file for source in named for file in renderer.build_files(source)):
         click.echo(str(file))
     by_name = {source.library.name: source for source in named}
