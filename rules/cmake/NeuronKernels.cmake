@@ -299,6 +299,7 @@ function(_neuron_kernels_python out call)
         execute_process(
             COMMAND "${CMAKE_COMMAND}" -E env --unset=PYTHONPATH --unset=PYTHONHOME PYTHONDONTWRITEBYTECODE=1
                     "${python}" "${root}/rules/private/repositories/python_env.py" --lock "${root}/requirements.txt"
+                    --fallback "${CMAKE_BINARY_DIR}/neuron_kernels/python"
             RESULT_VARIABLE status
             OUTPUT_VARIABLE made
             ERROR_VARIABLE mistakes
