@@ -1,9 +1,9 @@
 """Finds the HLO files of a build folder that an emit would reproduce, so that only the others are emitted.
 
 Beside a kernel's HLO lies `<kernel>.inputs` with the digests of the HLO and of its inputs: the kernel, its emitter and the modules
-that it imports, kernelgen without languages that none of these uses, Python, the packages that emitting uses, and the environment
-variables that they read. The times of sources do not count; of other files beside a user's emitter, which may be its data, size and
-time count. Every build emits a kernel whose emitter imports anything else.
+that it imports, kernelgen without languages that none of these uses, Python, and the packages that emitting uses. Times of sources
+do not count; of other files beside a user's emitter, which may be its data, size and time count. Every build emits a kernel whose
+emitter imports anything else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,8 +43,6 @@ _KNOWN = frozenset(
 )
 """Modules that an emitter may import: the digest covers them."""
 
-# JAX's settings in these variables may affect the HLO.
-_VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
 
 
@@ -64,7 +61,6 @@ class HloFiles:
         files = [(p.relative_to(root.parent), p) for root in packages for p in sorted(root.rglob("*.py"))]
         self._own = {name: _digest(path) for name, path in files}
         self._common = {
-            "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             "packages": {name: _version(name) for name in _PACKAGES},
             "python": platform.python_version(),
         }
