@@ -66,8 +66,7 @@ function(add_neuron_kernels name)
     _neuron_kernels_read_settings()
     _neuron_kernels_plan()
 
-    file(GLOB_RECURSE generator "${root}/tools/kernelgen/*.py" "${root}/tools/kernelgen/*.j2" "${root}/tools/kernelgen/*.json")
-    set(watched ${MANIFEST} ${generator} "${root}/requirements.txt")
+    set(watched ${MANIFEST} "${root}/requirements.txt")
     _neuron_kernels_library("${root}")
     # In its own folder, because a folder can enable languages and a function cannot.
     set(exclude)

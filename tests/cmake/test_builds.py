@@ -207,6 +207,15 @@ def test_edited_data_file_builds_its_kernels(project: Make, tmp_path: Path, gene
     assert made.make().compiles == ()
 
 
+def test_edited_generator_plans_again_in_a_folder_with_brackets(project: Make, checkout: Path) -> None:
+    made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK)")
+    made.configure()
+    inputs = made.ninja("-t", "query", "build.ninja")[0].splitlines()
+    assert "[" in str(checkout) and f"    {checkout}/tools/kernelgen/plan.py" in [
+        line.replace("| ", "") for line in inputs
+    ]
+
+
 def test_a_manifest_that_breaks_stops_the_build_until_it_is_mended(project: Make) -> None:
     made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK)")
     made.configure()

@@ -87,6 +87,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         "neffs": plan.neffs,
         "emit_slots": build.cpus,
         "compile_slots": build.slots(plan),
+        "generator": _generator(),
         "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s, plan)],
     }
     return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
@@ -171,6 +172,12 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 def _only_prebuilt(plan: Plan) -> set[str]:
     """Returns the folders that a plan does not depend on: the depfiles of emit commands list their files."""
     return {k.prebuilt for k in plan.kernels} - {library for k in plan.kernels for library, _ in k.emitters}
+
+
+def _generator() -> list[str]:
+    """Returns the files of kernelgen, on which every plan depends."""
+    files = (file for file in Path(__file__).parents[1].rglob("*") if file.suffix in (".j2", ".json", ".py"))
+    return sorted(file.as_posix() for file in files)
 
 
 def _watched(source: Library, plan: Plan) -> list[str]:
