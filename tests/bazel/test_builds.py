@@ -261,3 +261,17 @@ def test_a_stated_version_that_the_sdk_has_not_is_refused(checkout: scratch.Chec
     finally:
         checkout.env = {}
     assert f"NEURON_SDK_VERSION=9.9.9: {sdk}/bin/neuronx-cc is version {STATED}" in output
+
+
+NOT_OURS = ("incompatible_no_rule_outputs_param", "incompatible_stop_exporting_language_modules")
+"""Flags that Bazel 7's own cc_binary and Debian's rules_cc do not support."""
+
+
+def test_flags_for_later_versions_of_bazel(checkouts: scratch.Checkouts) -> None:
+    """Every `--incompatible_*` flag that is off by default; one of them renames the folders of repositories."""
+    with checkouts.lend("flags", folder="e2e/smoke") as checkout:
+        text = checkout.bazel("help", "build", "--long").output
+        names = re.findall(r'^  --\[no\](incompatible_\w+) \(a boolean; default: "false"\)', text, re.MULTILINE)
+        assert names
+        flags = [f"--{name}" for name in names if name not in NOT_OURS]
+        checkout.bazel("build", "--nobuild", *flags, "//...", "//:tiny_trn1.report", count=False)

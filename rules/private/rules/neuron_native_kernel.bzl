@@ -41,6 +41,7 @@ def _neuron_native_kernel_impl(ctx):
             mnemonic = mnemonic,
             outputs = [made],
             progress_message = "Compiling %s by NKI" % ctx.label.name,
+            toolchain = Label(_TOOLCHAIN),
             tools = [toolchain.nki_driver],
         )
     return [DefaultInfo(files = depset([made]))]
