@@ -21,7 +21,6 @@ def neuron_kernels(
         targets = [],
         compiler = "",
         memory_per_compile = "",
-        emit_timeout = -1,
         kernels = [],
         data = []):
     """Declares the repository of kernel targets. CMake's `add_neuron_kernels()` has the same arguments.
@@ -32,11 +31,10 @@ def neuron_kernels(
         targets: the targets to build; all targets of the manifests by default.
         compiler: overrides the flag //rules:compiler for these manifests.
         memory_per_compile: the memory to reserve for one compile, such as 8G or 6144M.
-        emit_timeout: overrides the flag //rules:emit_timeout for these manifests.
         kernels: the labels of your own folders of emitters. Each folder is a package.
         data: the labels of files that the emitters of `kernels` read.
     """
-    options = manifest_options(targets, memory_per_compile, compiler, emit_timeout)
+    options = manifest_options(targets, memory_per_compile, compiler)
     declare_kernels(
         name = name,
         data = {_canonical(library): [_canonical(label) for label in data] for library in kernels},

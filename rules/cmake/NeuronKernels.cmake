@@ -24,10 +24,8 @@
 #                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/reference/report.md)
 #   MEMORY_PER_COMPILE <size>   the memory that one compile reserves and may use: 8G, 6144M. The default is in the manifest or in the table of
 #                         targets. As many compiles run at once as fit into four fifths of the machine's memory.
-#   EMIT_TIMEOUT <seconds>  the most seconds that one kernel's emitter may run: by default 600; 0: no limit. Like Bazel's
-#                         --//rules:emit_timeout. -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> sets the default of all calls.
 #   KERNELS <folder>...   your own folders of emitters (docs/guides/write-a-kernel.md); they override kernelgen's emitters.
-#   DATA <file>...        files that the emitters of KERNELS read, and targets that generate such files; these are built first.
+#   DATA <file>...        files that the emitters of KERNELS read; a target goes before the files that it generates.
 #   EXCLUDE_FROM_ALL      builds the kernels only for a target that needs them, or by name.
 #
 # Targets: <name>; <name>.kernels builds every form. Properties of <name>, for install(FILES) and tests:
@@ -58,7 +56,7 @@ cmake_policy(VERSION 3.20...3.25)
 
 function(add_neuron_kernels name)
     set(flags EXCLUDE_FROM_ALL)
-    set(single COMPILER EMIT_TIMEOUT MEMORY_PER_COMPILE)
+    set(single COMPILER MEMORY_PER_COMPILE)
     set(several DATA FORM KERNELS MANIFEST TARGETS)
     cmake_parse_arguments(PARSE_ARGV 1 ARG "${flags}" "${single}" "${several}")
     set(call "add_neuron_kernels(${name})")
@@ -68,8 +66,7 @@ function(add_neuron_kernels name)
     _neuron_kernels_read_settings()
     _neuron_kernels_plan()
 
-    file(GLOB_RECURSE generator "${root}/tools/kernelgen/*.py" "${root}/tools/kernelgen/*.j2" "${root}/tools/kernelgen/*.json")
-    set(watched ${MANIFEST} ${generator} "${root}/requirements.txt")
+    set(watched ${MANIFEST} "${root}/requirements.txt")
     _neuron_kernels_library("${root}")
     # In its own folder, because a folder can enable languages and a function cannot.
     set(exclude)
@@ -108,7 +105,7 @@ macro(_neuron_kernels_check_words)
     endforeach()
 endmacro()
 
-# Sets MANIFEST and KERNELS to absolute paths, and `data` to the targets in DATA.
+# Sets MANIFEST and KERNELS to absolute paths, `data` to the targets in DATA, and `data_files` to the files in it.
 macro(_neuron_kernels_read_files)
     if(NOT ARG_MANIFEST)
         message(FATAL_ERROR "${call}: MANIFEST names no file")
@@ -125,19 +122,21 @@ macro(_neuron_kernels_read_files)
         set(${keyword} "${paths}")
     endforeach()
 
-    # The emitter's process records the files that it reads, so a file only has to exist.
     set(data)
+    set(data_files)
     foreach(file IN LISTS ARG_DATA)
         get_filename_component(full "${file}" ABSOLUTE)
         if(TARGET "${file}")
             list(APPEND data "${file}")
-        elseif(NOT EXISTS "${full}")
+        elseif(EXISTS "${full}" OR data) # a target before it may generate it
+            list(APPEND data_files "${full}")
+        else()
             message(FATAL_ERROR "${call}: DATA ${file}: there is neither a target of that name nor ${full}")
         endif()
     endforeach()
 endmacro()
 
-# Sets `compiler`, FORM and `emit_timeout`. The cache variables are the defaults of calls.
+# Sets `compiler` and FORM. The cache variables are the defaults of calls.
 macro(_neuron_kernels_read_settings)
     set(compiler auto)
     foreach(choice "${NEURON_KERNELGEN_COMPILER}" "${ARG_COMPILER}")
@@ -156,16 +155,6 @@ macro(_neuron_kernels_read_settings)
     if(DEFINED ARG_MEMORY_PER_COMPILE AND NOT ARG_MEMORY_PER_COMPILE MATCHES "^[1-9][0-9]?[0-9]?[0-9]?[0-9]?[0-9]?[MG]$")
         message(FATAL_ERROR "${call}: MEMORY_PER_COMPILE is an amount such as 8G or 6144M, not '${ARG_MEMORY_PER_COMPILE}'")
     endif()
-
-    set(emit_timeout)
-    foreach(seconds "${NEURON_KERNELGEN_EMIT_TIMEOUT}" "${ARG_EMIT_TIMEOUT}")
-        if(NOT "${seconds}" STREQUAL "")
-            set(emit_timeout "${seconds}")
-        endif()
-    endforeach()
-    if(NOT "${emit_timeout}" STREQUAL "" AND NOT "${emit_timeout}" MATCHES "^[0-9]+(\\.[0-9]+)?$")
-        message(FATAL_ERROR "${call}: EMIT_TIMEOUT is a number of seconds, 0 for no limit, not '${emit_timeout}'")
-    endif()
 endmacro()
 
 # Plans the kernels and writes the build's files into `folder`. Sets `root`, `python` and `environment`, with which the steps run.
@@ -177,14 +166,14 @@ macro(_neuron_kernels_plan)
     foreach(path IN LISTS KERNELS)
         list(APPEND arguments --kernels "${path}")
     endforeach()
+    foreach(file IN LISTS data_files)
+        list(APPEND arguments --data "${file}")
+    endforeach()
     foreach(target IN LISTS ARG_TARGETS)
         list(APPEND arguments --target "${target}")
     endforeach()
     if(ARG_MEMORY_PER_COMPILE)
         list(APPEND arguments --memory-per-compile "${ARG_MEMORY_PER_COMPILE}")
-    endif()
-    if(NOT "${emit_timeout}" STREQUAL "")
-        list(APPEND arguments --emit-timeout "${emit_timeout}")
     endif()
     _neuron_kernels_remember(NEURON_KERNELGEN_NEFF_CACHE "Folder of NEFFs that this machine's builds share, or off")
     _neuron_kernels_remember(NEURON_KERNELGEN_SHARED_CACHE "Folder or URL of NEFFs that machines share")
@@ -309,6 +298,7 @@ function(_neuron_kernels_python out call)
         execute_process(
             COMMAND "${CMAKE_COMMAND}" -E env --unset=PYTHONPATH --unset=PYTHONHOME PYTHONDONTWRITEBYTECODE=1
                     "${python}" "${root}/rules/private/repositories/python_env.py" --lock "${root}/requirements.txt"
+                    --fallback "${CMAKE_BINARY_DIR}/neuron_kernels/python"
             RESULT_VARIABLE status
             OUTPUT_VARIABLE made
             ERROR_VARIABLE mistakes

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import scratch
-from kernelgen.emitters.limit import EMIT_TIMEOUT
 
 pytestmark = pytest.mark.together("builds")
 
@@ -111,39 +110,6 @@ def test_a_release_refuses_the_simulator(checkout: scratch.Checkout) -> None:
 def test_an_unknown_compiler_is_refused_by_name(checkout: scratch.Checkout) -> None:
     output = checkout.bazel("build", "--//rules:compiler=gcc", "//manifests:basic_trn1", expect=1).output
     assert "unknown compiler; it is one of auto, neuronx-cc, simulator" in output
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("strategy", ["worker", "local"])
-def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratch.Checkout, strategy: str) -> None:
-    """With a worker, and with a process for each step."""
-    module = checkout.path / "kernels" / "softmax.py"
-    text = module.read_text()
-    flags = checkout.path / "rules" / "BUILD.bazel"
-    assert f'name = "emit_timeout",\n    build_setting_default = {EMIT_TIMEOUT:g},' in flags.read_text()
-    output = checkout.bazel("build", "--//rules:emit_timeout=-1", "//manifests:basic_trn1", expect=1).output
-    assert "emit_timeout=-1: expected a number of seconds, 0 for no limit" in output
-    begin = text.index("\n", text.index("def soft_max(")) + 1
-    try:
-        endless = text[:begin] + "    while True:\n        pass\n" + text[begin:]
-        module.write_text(endless)
-        result = checkout.bazel(
-            *("build", "--//rules:emit_timeout=5", f"--strategy=NeuronEmit={strategy}", "--keep_going"),
-            *("//manifests:basic_trn1", "--output_groups=hlo"),
-            expect=1,
-        )
-        assert re.search(
-            r"softmax\.py:\d+:1: error: kernel soft_max-\S+: "
-            r"it took longer than its time limit and was stopped after 5 s\n +another limit: .*//rules:emit_timeout",
-            result.output,
-        ), result.output
-        assert all(kernel.startswith("soft_max-") for kernel in re.findall(r"kernel (\S+): it took", result.output))
-        # The worker that stopped a step continues.
-        slow = text[:begin] + "    __import__('time').sleep(5.5)\n" + text[begin:]
-        module.write_text(slow)
-        checkout.bazel("build", "--//rules:emit_timeout=0", "//manifests:basic_trn1", "--output_groups=hlo")
-    finally:
-        module.write_text(text)
 
 
 @pytest.fixture
@@ -295,3 +261,17 @@ def test_a_stated_version_that_the_sdk_has_not_is_refused(checkout: scratch.Chec
     finally:
         checkout.env = {}
     assert f"NEURON_SDK_VERSION=9.9.9: {sdk}/bin/neuronx-cc is version {STATED}" in output
+
+
+NOT_OURS = ("incompatible_no_rule_outputs_param", "incompatible_stop_exporting_language_modules")
+"""Flags that Bazel 7's own cc_binary and Debian's rules_cc do not support."""
+
+
+def test_flags_for_later_versions_of_bazel(checkouts: scratch.Checkouts) -> None:
+    """Every `--incompatible_*` flag that is off by default; one of them renames the folders of repositories."""
+    with checkouts.lend("flags", folder="e2e/smoke") as checkout:
+        text = checkout.bazel("help", "build", "--long").output
+        names = re.findall(r'^  --\[no\](incompatible_\w+) \(a boolean; default: "false"\)', text, re.MULTILINE)
+        assert names
+        flags = [f"--{name}" for name in names if name not in NOT_OURS]
+        checkout.bazel("build", "--nobuild", *flags, "//...", "//:tiny_trn1.report", count=False)

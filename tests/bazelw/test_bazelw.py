@@ -383,3 +383,12 @@ def test_missing_rulesets_are_reported(offline: Machine) -> None:
     assert completed.returncode == 0
     assert "Debian's rulesets are not in /usr/share/bazel" in completed.stderr
     assert offline.calls("bazel")[-1] == ["build"]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="clones the repository")
+def test_clone_with_autocrlf_runs(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    git = ("git", "-c", f"safe.directory={ROOT}", "-c", "core.autocrlf=true")
+    subprocess.run([*git, "clone", "-q", "--no-checkout", "-c", "core.autocrlf=true", ROOT, clone], check=True)
+    subprocess.run([*git, "checkout", "-q", "HEAD", "--", ".gitattributes", "bazelw"], cwd=clone, check=True)
+    assert b"\r" not in (clone / "bazelw").read_bytes()

@@ -17,7 +17,16 @@ COLLECT = ("--collect-only", "--assert=plain")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def pytest_in_checkout(*arguments: str) -> str:
+PATHS = """
+import sys
+
+def pytest_collection_finish():
+    print(*(f"path {path}" for path in dict.fromkeys(sys.path)), sep="\\n")
+"""
+"""A plug-in that prints where tests import modules from."""
+
+
+def pytest_in_checkout(*arguments: str, pythonpath: Path | None = None) -> str:
     dropped = (
         "BUILD_",
         "GGML_",
@@ -31,6 +40,7 @@ def pytest_in_checkout(*arguments: str) -> str:
         "TEST_",
     )
     env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {"PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"PYTHONPATH": str(pythonpath)} if pythonpath else {}
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
@@ -38,9 +48,17 @@ def pytest_in_checkout(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def collected() -> list[str]:
+def collection(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Returns the names of all tests, and the lines of `PATHS`."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "printed_paths.py").write_text(PATHS)
+    return pytest_in_checkout(*COLLECT, "-p", "printed_paths", pythonpath=folder).splitlines()
+
+
+@pytest.fixture
+def collected(collection: list[str]) -> list[str]:
     """Returns the names of all tests."""
-    return [line for line in pytest_in_checkout(*COLLECT).splitlines() if line.startswith("tests/")]
+    return [line for line in collection if line.startswith("tests/")]
 
 
 def folders(tests: list[str]) -> set[str]:
@@ -53,6 +71,16 @@ def test_all_tests_are_collected_and_the_quick_ones_are_distinguished(collected:
     assert {"bazel", "ggml_neuron", "hlo", "llama", "manifest", "model"} <= every
     assert {"hlo", "manifest"} <= quick < every
     assert not quick & {"bazel", "ggml_neuron", "llama", "model"}
+
+
+def test_modules_that_tests_import_have_unique_names(collection: list[str]) -> None:
+    paths = [Path(line.removeprefix("path ")) for line in collection if line.startswith("path ")]
+    folders = [path for path in paths if path.is_relative_to(CHECKOUT) and ".venv" not in path.parts]
+    assert {CHECKOUT / "tests/kernels", CHECKOUT / "tools/llama_cpp"} <= {*folders}
+    modules = [
+        file for folder in folders for file in folder.glob("*.py") if not file.name.startswith(("test_", "conftest."))
+    ]
+    assert [file for file in modules if [other.name for other in modules].count(file.name) > 1] == []
 
 
 def test_each_target_has_its_share_of_the_tests_that_run_kernels(collected: list[str]) -> None:

@@ -406,3 +406,21 @@ def test_an_output_folder_that_cannot_be_made(kernelgen: Run, folder: Path) -> N
     assert done.code == 2
     assert str(folder / "out") in done.err
     assert "Traceback" not in done.err
+
+
+def test_settings_of_jax_and_a_missing_home_reach_no_build(
+    process: Callable[..., subprocess.CompletedProcess[str]], folder: Path
+) -> None:
+    settings = {"HOME": "/dev/null/home", "JAX_PLATFORMS": "cuda", "XLA_FLAGS": "--xla_no_such_flag=1"}
+    done = process(
+        "build",
+        manifest(folder, "add"),
+        "-o",
+        folder / "out",
+        "--compiler",
+        "simulator",
+        NEURON_KERNELGEN_NEFF_CACHE="",
+        **settings,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ignored: JAX_PLATFORMS, XLA_FLAGS" in process("doctor", **settings).stdout

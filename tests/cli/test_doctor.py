@@ -91,6 +91,13 @@ def test_a_neuron_sdk_without_the_compiler_is_reported(
     assert f"NEURON_SDK is {tmp_path}" in checks["neuronx-cc"]["remedy"]
 
 
+def test_user_without_home_folder_has_no_cache(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "NEURON_KERNELGEN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert "no home folder" in report(kernelgen("doctor", "--format", "json"))["cache folder"]["remedy"]
+
+
 def test_a_cache_that_cannot_be_written(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_KERNELGEN_CACHE", "/dev/null/cache")
     checks = report(kernelgen("doctor", "--format", "json"))

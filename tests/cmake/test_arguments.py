@@ -36,10 +36,6 @@ def said(output: str) -> str:
         ("MANIFEST small.yaml COMPILER neuronxcc", "COMPILER: unknown value 'neuronxcc': did you mean 'neuronx-cc'?"),
         ("MANIFEST small.yaml COMPILER gcc", "COMPILER: unknown value 'gcc' (known: auto, neuronx-cc, simulator)"),
         (
-            "MANIFEST small.yaml EMIT_TIMEOUT 10min",
-            "EMIT_TIMEOUT is a number of seconds, 0 for no limit, not '10min'",
-        ),
-        (
             "MANIFEST small.yaml MEMORY_PER_COMPILE 8GB",
             "MEMORY_PER_COMPILE is an amount such as 8G or 6144M, not '8GB'",
         ),

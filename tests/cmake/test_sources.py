@@ -89,7 +89,7 @@ def test_a_target_makes_data_before_an_emitter_reads_it(
         'add_custom_command(OUTPUT "${factor}" COMMAND sh -c "sleep 1; cp \\"$0\\" \\"$1\\"" factor.in "${factor}" '
         'WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" DEPENDS factor.in VERBATIM)',
         'add_custom_target(factor DEPENDS "${factor}")',
-        f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}" DATA factor)',
+        f'add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK KERNELS "{library}" DATA factor "${{factor}}")',
         generator=generator,
     )
     (made.source / "factor.in").write_text("2")

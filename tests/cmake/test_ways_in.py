@@ -155,3 +155,24 @@ def test_for_another_machine_python_is_this_ones_and_the_assembler_the_others(ch
     user.make("--target", "small_kernels")
     called = log.read_text()
     assert "small_trn1.S.o" in called and "small_trn1.c.o" in called
+
+
+@pytest.mark.parametrize("way", ["find_package(NeuronKernels REQUIRED)", 'add_subdirectory("{checkout}" kernelgen)'])
+def test_program_in_c_links(way: str, installed: Path, checkout: Path, tmp_path: Path) -> None:
+    calls = [
+        way.format(checkout=checkout),
+        "add_executable(main main.c)",
+        "target_link_libraries(main PRIVATE NeuronKernels::neuron_kernels)",
+    ]
+    cmake_project.write(tmp_path / "project", calls, "C")
+    (tmp_path / "project/main.c").write_text(
+        "#include <neuron_kernels.h>\n"
+        "int main(int n, char ** paths) {\n    neuron_kernels * bundle;\n"
+        "    char message[NEURON_KERNELS_MESSAGE_SIZE];\n"
+        "    return n < 2 ? 2 : neuron_kernels_open_file(paths[1], &bundle, message, sizeof(message));\n}\n"
+    )
+    user = cmake_project.Project(tmp_path / "project", tmp_path / "build")
+    user.configure(f"-DCMAKE_PREFIX_PATH={installed}")
+    user.make("--target", "main")
+    (pack,) = installed.rglob("*.gguf")
+    cmake_project.run(user.build / "main", pack)

@@ -1,4 +1,4 @@
-"""Makes the references and the harness importable by name, and marks most cases of each test as long."""
+"""Makes the references and kernel_harness importable by name, and marks most cases of each test as long."""
 
 import sys
 from collections import Counter

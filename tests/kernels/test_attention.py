@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from harness import Array, check, emit, spec, tensor
+from kernel_harness import Array, check, emit, spec, tensor
 from test_softmax import causal
 
 from kernelgen.ggml import ops, shapes

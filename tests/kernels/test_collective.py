@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from harness import emit, spec
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from kernel_harness import emit, spec
 
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check, spec
+from kernel_harness import check, spec
 
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS
@@ -61,7 +61,7 @@ def test_im2col_of_rows(steps: dict[str, int]) -> None:
 
 
 def test_a_large_kernel_makes_no_more_hlo_than_a_small_one() -> None:
-    from harness import emit
+    from kernel_harness import emit
 
     small, large = (
         len(emit(spec("im2col", [f"({k},{k},2,2)/f32", "(40,40,2,1)/f32"], f"({2 * k * k},{n},{n},1)/f32", is_2D=True)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import check, emit
+from kernel_harness import check, emit
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.lint import lint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import check, spec
+from kernel_harness import check, spec
 
 
 @pytest.mark.parametrize("streams", [1, 4, 5])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, spec
+from kernel_harness import check, spec
 
 from kernelgen.ggml import shapes
 from kernelgen.ggml.ops import OPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, emit, spec, tensor
+from kernel_harness import check, emit, spec, tensor
 from reference.core import dequantize
 
 from kernelgen.ggml.types import GROUPS, TYPES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import LIBRARY, check, combinations, emit, example_kernel
+from kernel_harness import LIBRARY, check, combinations, emit, example_kernel
 from reference import EXAMPLES, REFERENCES
 
 from kernelgen.ggml import ops, shapes

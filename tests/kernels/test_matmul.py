@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, emit, nmse, random_values, spec
+from kernel_harness import check, emit, nmse, random_values, spec
 from reference import DTYPES
 from reference.core import dequantize
 

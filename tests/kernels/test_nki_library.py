@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import LIBRARY, check, emit, spec
+from kernel_harness import LIBRARY, check, emit, spec
 
 from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check, emit, spec
+from kernel_harness import check, emit, spec
 from reference.recurrent import gates, unit
 
 from kernelgen.errors import KernelgenError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import check, emit, spec
+from kernel_harness import check, emit, spec
 
 from kernelgen.errors import KernelgenError
 

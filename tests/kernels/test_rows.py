@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, emit, spec
+from kernel_harness import check, emit, spec
 
 from kernelgen.ggml.types import GROUPS
 from kernelgen.hlo import proto

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, spec
+from kernel_harness import check, spec
 
 
 def causal(rows: int, columns: int, *batch: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Array, random_values, spec
+from kernel_harness import Array, random_values, spec
 from reference import compute
 
 from kernelgen.dispatch.lengths import LengthIndex

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Array, spec
+from kernel_harness import Array, spec
 from reference import compute
 
 from kernelgen.dispatch.lengths import LengthIndex

@@ -134,7 +134,6 @@ def emit(folder: Path, target: str, spec: SourceSpec, native: str) -> subprocess
     return run(
         *("-m", "kernelgen.steps.worker", "emit", f"--spec={spec_json(spec)}", "--library=m", f"--target={target}"),
         *(f"--emitter={folder / 'add.py'}", f"--native={folder / native}.json", f"--output={folder / target}.pb"),
-        "--undeclared=refuse",
         path=str(TOOLS),
     )
 

@@ -4,10 +4,8 @@ next kernel.
 
 from __future__ import annotations
 
-import builtins
 import gc
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -31,15 +29,12 @@ def copied(x):
     return result
 """
 BODIES = {
-    "loops": "while True: pass",
     "counts": "for i in nl.affine_range(10 ** 15): pass",
     "copies": "for i in nl.affine_range(10 ** 15): copied(x)",
     "misses": "import nki.no_such_module",
     "imports": "import neuronxcc_of_nobody",
-    "redefines": "import builtins; builtins.len = builtins.isinstance = builtins.range = None; raise ValueError('done')",
-    "adds": "import builtins; builtins.another_kernel_was_here = True; return copied(x)",
-    "sees": "return copied(x) if nl.affine_range(len([0])) and 'another_kernel_was_here' not in dir(__builtins__) else None",
-    "writes": "import os; os.chdir('/'); os.environ['HOSTILE'] = '1'; open('/no/such/folder/file', 'w')",
+    "works": "return copied(x)",
+    "writes": "open('/no/such/folder/file', 'w')",
     "exits": "import sys; sys.exit(0)",
     "recurses": "return recurses_kernel(x)",
     "partitions": "nl.ndarray((10 ** 9, 4), x.dtype, buffer=nl.sbuf)",
@@ -51,7 +46,6 @@ BODIES = {
 REFUSED = {
     "misses": "ModuleNotFoundError: No module named 'nki.no_such_module'",
     "imports": r"ModuleNotFoundError: No module named 'neuronxcc_of_nobody'",
-    "redefines": "ValueError: done",
     "writes": "FileNotFoundError: ",
     "exits": "SystemExit: 0",
     "recurses": "RecursionError: ",
@@ -79,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 def emit(folder: Path, op: str, *more: str) -> tuple[int, str]:
     """Emits a kernel like a build, but in this process, and checks that the process is unchanged."""
-    before = dict(vars(builtins)), Path.cwd(), gc.isenabled()
+    before = gc.isenabled()
     tensor = "(4,4,1,1)/f32"
     spec = json.dumps({"op": op, "inputs": [tensor], "output": tensor, "params": {}, "alias": None})
     found = worker.run(
@@ -88,8 +82,7 @@ def emit(folder: Path, op: str, *more: str) -> tuple[int, str]:
             *(f"--output={folder / op}", *more),
         ]
     )
-    assert (dict(vars(builtins)), Path.cwd(), gc.isenabled()) == before
-    assert "HOSTILE" not in os.environ
+    assert gc.isenabled() == before
     assert not program.recording()
     assert not {name for name in sys.modules if name.split(".")[0] in loading.PACKAGES}
     assert (folder / op).exists() == (found[0] == 0)
@@ -107,15 +100,7 @@ def test_a_kernel_that_misbehaves_is_an_error_at_its_line(folder, op):
     assert code
     assert re.search(REFUSED[op], said), said
     assert located(op, said), said
-    assert emit(folder, "sees")[0] == 0
-
-
-@pytest.mark.parametrize("op", ["loops", "counts", "copies"])
-def test_a_kernel_that_never_ends_is_stopped_at_its_time_limit(folder, op):
-    code, said = emit(folder, op, "--timeout=0.5")
-    assert code == 1
-    assert "it took longer than its time limit and was stopped after 0.5 s" in said
-    assert re.match(r"\S+own\.py:\d+:1: error: ", said), said
+    assert emit(folder, "works")[0] == 0
 
 
 def test_a_kernel_that_never_ends_is_stopped_before_it_fills_the_memory(folder, monkeypatch):
@@ -125,11 +110,6 @@ def test_a_kernel_that_never_ends_is_stopped_before_it_fills_the_memory(folder, 
         assert code
         assert "err_too_many_instructions" in said
         assert located(op, said), said
-
-
-def test_builtins_that_a_kernel_adds_are_gone(folder):
-    assert emit(folder, "adds") == (0, "")
-    assert emit(folder, "sees") == (0, "")
 
 
 def test_a_kernel_without_a_result_is_an_error(folder):

@@ -27,6 +27,7 @@ def _python_bytecode_impl(ctx):
         env = {"PYTHONHASHSEED": "0"},
         inputs = ctx.files.srcs,
         outputs = outputs.values(),
+        toolchain = None,
     )
     return [DefaultInfo(files = depset(outputs.values()), runfiles = ctx.runfiles(outputs.values()))]
 

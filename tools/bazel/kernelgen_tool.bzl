@@ -105,6 +105,7 @@ def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
             "PYTHONUTF8": "1",
         },
         execution_requirements = requirements,
+        toolchain = kwargs.pop("toolchain", None),
         tools = tool.sources,
         **kwargs
     )

@@ -74,17 +74,6 @@ class KernelgenError(Exception):
         return [*shown, f"and {more} more"] if more else shown
 
 
-class TimeLimitExpired(BaseException):
-    """A time limit expired. It is not an `Exception`, so code that catches those does not catch it.
-
-    Args:
-        seconds: the limit.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"it took longer than its time limit and was stopped after {seconds:g} s")
-
-
 def printable(text: str) -> str:
     """Returns text with its control characters escaped, except line ends and tabs: a file must not control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
@@ -98,8 +87,6 @@ def shortened(text: str, limit: int = MAX_TEXT) -> str:
 
 def described(error: BaseException) -> str:
     """Returns an exception's type and its message, which is shortened; the message's own code may raise."""
-    if isinstance(error, TimeLimitExpired):
-        return str(error)
     name = type(error).__name__
     try:
         text = str(error).strip()

@@ -5,6 +5,7 @@ load("//rules/private/actions:resources.bzl", "resource_set")
 load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
 
 _MNEMONIC = "NeuronCompile"
+_TOOLCHAIN = Label("//rules:toolchain_type")
 
 def compile(ctx, toolchain, kernel, flags, neff, log):
     """Registers the compile of one HLO.
@@ -44,6 +45,7 @@ def compile(ctx, toolchain, kernel, flags, neff, log):
             progress_message = message,
             # XLA:CPU needs a fraction of neuronx-cc's resources.
             resource_set = resource_set(SIMULATOR_MEMORY_MB, 1),
+            toolchain = _TOOLCHAIN,
         )
     else:
         compiler = toolchain.native if kernel.native else toolchain.executable
@@ -66,5 +68,6 @@ def compile(ctx, toolchain, kernel, flags, neff, log):
             outputs = [neff, log],
             progress_message = message,
             resource_set = resource_set(ctx.attr.memory_mb, ctx.attr.cpus),
+            toolchain = _TOOLCHAIN,
             tools = [toolchain.driver, compiler] + ([toolchain.native_tools] if kernel.native else []),
         )

@@ -21,7 +21,7 @@ def declare_development_dependencies():
     llama_cpp()
     smollm2()
 
-def declare_kernels(name, manifests, options, libraries, data):
+def declare_kernels(name, manifests, options, libraries, data, modules = {}):
     """Declares a repository of kernel targets.
 
     Args:
@@ -30,11 +30,13 @@ def declare_kernels(name, manifests, options, libraries, data):
         options: the result of `manifest_options`, by the manifest's label as a string.
         libraries: a label in the package of each of the user's folders of emitters; kernelgen's own folder comes after them.
         data: labels of the files that a library's emitters read, by the library's label, all as strings.
+        modules: the repositories of other modules that call theirs by the same name, by the module's name.
     """
     kernels_repository(
         name = name,
         data = data,
         libraries = libraries + [Label("//kernels:BUILD.bazel")],
         manifests = manifests,
+        modules = modules,
         options = options,
     )

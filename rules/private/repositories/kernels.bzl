@@ -46,6 +46,8 @@ def _kernels_impl(rctx):
         command += ["--package", "{}={}//{}".format(folder.basename, _repository(library), library.package)]
         for label in rctx.attr.data.get(str(library), []):
             command += ["--data", "{}={}".format(folder.basename, label)]
+    for module, repository in rctx.attr.modules.items():
+        command += ["--module", "{}={}".format(module, repository)]
     for manifest in rctx.attr.manifests:
         path = rctx.path(manifest)
         if not path.exists:
@@ -73,14 +75,13 @@ def _kernels_impl(rctx):
 def _repository(label):
     return str(label).partition("//")[0]
 
-def manifest_options(targets, memory_per_compile, compiler, emit_timeout):
+def manifest_options(targets, memory_per_compile, compiler):
     """Returns a manifest's build options for `kernelgen generate bazel --of`.
 
     Args:
         targets: the targets to build; all of the manifest's if empty.
         memory_per_compile: the memory to reserve for one compile, or an empty text.
         compiler: `auto`, `neuronx-cc` or `simulator`; an empty text for the build's setting.
-        emit_timeout: seconds that one kernel's emitter may run; negative for the build's setting.
 
     Returns:
         a list of `NAME=VALUE`.
@@ -90,8 +91,6 @@ def manifest_options(targets, memory_per_compile, compiler, emit_timeout):
         options.append("memory_per_compile=" + memory_per_compile)
     if compiler:
         options.append("compiler=" + compiler)
-    if emit_timeout >= 0:
-        options.append("emit_timeout={}".format(emit_timeout))
     return options
 
 kernels_repository = repository_rule(
@@ -101,6 +100,7 @@ kernels_repository = repository_rule(
         "data": attr.string_list_dict(doc = "Labels of the files that a library's emitters open, by the library's label."),
         "manifests": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The manifests."),
         "libraries": attr.label_list(doc = "A label in the package of each folder of emitters; searched in this order."),
+        "modules": attr.string_dict(doc = "Repositories of other modules that call theirs by this name, by the module's name."),
         "options": attr.string_list_dict(doc = "What `manifest_options` returns, by the manifest's label."),
         "_python": attr.label(default = "@neuron_python//:python"),
         "_tool": attr.label(default = "//tools/kernelgen:__init__.py"),

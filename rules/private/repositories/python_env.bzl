@@ -11,7 +11,7 @@ _LAUNCHER = """\
 # Runs the Python of the environment {key}.
 # Beside the launcher's real file stands a link to it; a machine that only got a copy (a remote worker) looks in the cache folder.
 self=$(readlink -f "$0")
-for env in "${{self%/*}}/env" "${{NEURON_KERNELGEN_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-$(eval echo "~$(id -un)")}}/.cache}}/neuron-kernelgen}}/python/{key}"; do
+for env in "${{self%/*}}/env" "${{NEURON_KERNELGEN_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-$(eval echo "~$(id -un 2>/dev/null)")}}/.cache}}/neuron-kernelgen}}/python/{key}"; do
   [ -e "$env/complete" ] && exec "$env/bin/python" "$@"
 done
 echo "error: the Python environment {key} is not on this machine; './bazelw fetch --force //...' makes it again" >&2
@@ -24,7 +24,7 @@ _PACKAGE_LAUNCHER = """\
 #!/bin/sh
 # Runs a Python that has {package} {version}: this build's, or on a machine that only got a copy any that it has.
 self=$(readlink -f "$0")
-for env in "${{self%/*}}/env" "${{NEURON_KERNELGEN_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-$(eval echo "~$(id -un)")}}/.cache}}/neuron-kernelgen}}/python"/*; do
+for env in "${{self%/*}}/env" "${{NEURON_KERNELGEN_CACHE:-${{XDG_CACHE_HOME:-${{HOME:-$(eval echo "~$(id -un 2>/dev/null)")}}/.cache}}/neuron-kernelgen}}/python"/*; do
   for found in "$env"/lib/python3*/site-packages/{package}-{version}.dist-info; do
     [ -d "$found" ] && [ -e "$env/complete" ] && exec "$env/bin/python" "$@"
   done
@@ -65,7 +65,7 @@ def _python_env_impl(rctx):
         rctx.getenv(name)
     lock = rctx.path(rctx.attr.lock)
     rctx.watch(lock)
-    arguments = [rctx.path(rctx.attr._script), "--lock", lock]
+    arguments = [rctx.path(rctx.attr._script), "--lock", lock, "--fallback", rctx.path("fallback")]
     if rctx.attr.base:
         arguments += ["--base", rctx.path(rctx.attr.base).dirname.get_child("env")]
     rctx.report_progress("installing the packages of {} (once per machine)".format(rctx.attr.lock.name))

@@ -3,7 +3,6 @@
 load("//rules/private:languages.bzl", "DEFAULT_LANGUAGE", "LANGUAGES")
 load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
-load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
 _MNEMONIC = "NeuronEmit"
 
@@ -35,10 +34,6 @@ def _emit(ctx, spec, emitters, language = DEFAULT_LANGUAGE, targets = [], native
     if module:
         args.add(module, format = "--module=%s")
     args.add(hlo, format = "--output=%s")
-    args.add(ctx.attr._timeout[TimeoutFlagInfo].seconds, format = "--timeout=%s")
-
-    # A worker without a sandbox can read every file. It refuses undeclared files, which a sandbox would not have.
-    args.add("--undeclared=refuse")
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     args.add_all(targets, format_each = "--target=%s")
     if native:
@@ -110,14 +105,13 @@ _COMMON = {
     "helpers": attr.label_list(allow_files = [".py"], doc = "Modules that the emitter imports from its library."),
     "jax_alone": attr.bool(doc = "Whether the emitter and its helpers use JAX only. Then changes to the implementation of other languages do not re-emit the kernel."),
     "_jax_tool": attr.label(default = "//tools/kernelgen:emit_jax", providers = [KernelgenToolInfo]),
-    "_timeout": attr.label(default = "//rules:emit_timeout"),
     "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
 }
 
 neuron_hlo = rule(
     doc = """Emits one kernel: an op on tensors of exact shape and type (docs/reference/manifest.md).
 
-The action's inputs are the emitter's module, the helpers and the data. Reading any other file is an error.""",
+The action's inputs are the emitter's module, the helpers and the data. A sandbox has no other files.""",
     implementation = _neuron_hlo_impl,
     attrs = _COMMON | {
         "alias": attr.int(default = -1, doc = "The input that shares its memory with the result; -1 for the op's default."),
@@ -136,7 +130,7 @@ The action's inputs are the emitter's module, the helpers and the data. Reading 
 neuron_source_hlo = rule(
     doc = """Emits one kernel from a function in a file (docs/reference/source-kernels.md).
 
-The action's inputs are the file, its imports from its folder or package, and the data. Reading any other file is an error.""",
+The action's inputs are the file, its imports from its folder or package, and the data. A sandbox has no other files.""",
     implementation = _neuron_source_hlo_impl,
     attrs = _COMMON | {
         "alias": attr.string_dict(doc = "The input that shares its memory with a result, by the result's number."),
@@ -164,7 +158,7 @@ The action's inputs are the file, its imports from its folder or package, and th
 neuron_graph_hlo = rule(
     doc = """Emits one graph kernel: a group of nodes of a graph (docs/reference/graph-kernels.md).
 
-The action's inputs are the emitters' modules, the helpers and the data. Reading any other file is an error.""",
+The action's inputs are the emitters' modules, the helpers and the data. A sandbox has no other files.""",
     implementation = _neuron_graph_hlo_impl,
     attrs = _COMMON | {
         "emitters": attr.label_keyed_string_dict(

@@ -103,13 +103,10 @@ def _neuron_kernel_bundle_impl(ctx):
         NeuronBundleInfo(logs = logs, name = name, pack = pack, tree = tree),
     ]
 
-_FLAGS = ["//rules:compiler", "//rules:emit_timeout"]
+_FLAGS = ["//rules:compiler"]
 
 def _own_settings_impl(settings, attr):
-    return {
-        "//rules:compiler": attr.compiler or settings["//rules:compiler"],
-        "//rules:emit_timeout": settings["//rules:emit_timeout"] if attr.emit_timeout < 0 else attr.emit_timeout,
-    }
+    return {"//rules:compiler": attr.compiler or settings["//rules:compiler"]}
 
 _own_settings = transition(
     implementation = _own_settings_impl,
@@ -123,7 +120,6 @@ neuron_kernel_bundle_rule = rule(
     cfg = _own_settings,
     attrs = {
         "compiler": attr.string(values = [""] + CHOICES, doc = "Overrides the flag //rules:compiler for this bundle."),
-        "emit_timeout": attr.int(default = -1, doc = "Overrides the flag //rules:emit_timeout for this bundle."),
         "entries": attr.label(allow_single_file = [".json"], doc = "The plan of the bundle, with a kernel for each of `neffs`. Without a plan, the other attributes describe the bundle."),
         "flags": attr.string_list(doc = "The flags that the bundle records. Required if its kernels have different flags."),
         "manifest": attr.string(doc = "The manifest's name; required without `entries`."),

@@ -30,6 +30,7 @@ def _neuron_kernel_report_impl(ctx):
         mnemonic = "NeuronReport",
         outputs = [page, numbers, table, kernels],
         progress_message = "Writing a page about " + bundle.name,
+        toolchain = None,
     )
     return [DefaultInfo(files = depset([page, numbers, table, kernels]))]
 

@@ -35,13 +35,13 @@ def _neuron_native_kernel_impl(ctx):
         ctx.actions.run(
             arguments = [args],
             executable = toolchain.nki,
-            # Without a sandbox, like compiles: a sandbox may hide the SDK's folder. The step that emits the HLO refuses undeclared files
-            # that the module reads during import.
+            # Without a sandbox, like compiles: a sandbox may hide the SDK's folder.
             execution_requirements = {"no-sandbox": "1"},
             inputs = [ctx.file.emitter] + ctx.files.data + ctx.files.helpers,
             mnemonic = mnemonic,
             outputs = [made],
             progress_message = "Compiling %s by NKI" % ctx.label.name,
+            toolchain = Label(_TOOLCHAIN),
             tools = [toolchain.nki_driver],
         )
     return [DefaultInfo(files = depset([made]))]

@@ -42,9 +42,7 @@ class DeterminismResult:
     hlos: dict[str, Path]
 
 
-def check(
-    kernels: Sequence[Kernel], libraries: Sequence[Library], scratch: Path, jobs: int, timeout: float | None
-) -> DeterminismResult:
+def check(kernels: Sequence[Kernel], libraries: Sequence[Library], scratch: Path, jobs: int) -> DeterminismResult:
     """Emits kernels twice and compares.
 
     Args:
@@ -52,14 +50,13 @@ def check(
         libraries: every kernel library that they name.
         scratch: an empty folder; it receives `DeterminismResult.hlos`.
         jobs: number of processes.
-        timeout: time limit of one kernel, in seconds.
 
     Raises:
         OSError: the folder can't be written.
     """
     sources = {library.name: library for library in libraries}
     rounds = [
-        _emit(order, sources, scratch.absolute() / seed, jobs, timeout, seed)
+        _emit(order, sources, scratch.absolute() / seed, jobs, seed)
         for seed, order in zip(_SEEDS, (kernels, kernels[::-1]), strict=True)
     ]
     found = DeterminismResult({}, {})
@@ -96,7 +93,6 @@ def _emit(
     sources: dict[str, Library],
     folder: Path,
     jobs: int,
-    timeout: float | None,
     seed: str,
 ) -> dict[str, Path | str]:
     """Returns the HLO of each kernel, or the reason why it has none."""
@@ -108,7 +104,7 @@ def _emit(
             while waiting and pool.idle:
                 kernel = waiting.pop()
                 output = folder / hlo_file(kernel.id)
-                pool.start(kernel, emit_arguments(kernel, sources, output), timeout)
+                pool.start(kernel, emit_arguments(kernel, sources, output))
             answers = pool.wait()
             if not answers:
                 return done

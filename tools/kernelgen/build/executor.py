@@ -101,7 +101,7 @@ def run(
 def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> DeterminismResult:
     """Emits every kernel twice, in different processes, and compares. Call it inside `locked`."""
     scratch = settings.state / "tmp" / "determinism"
-    return determinism.check(plan.kernels, libraries, scratch, settings.jobs, settings.emit_timeout)
+    return determinism.check(plan.kernels, libraries, scratch, settings.jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,7 @@ class Executor:
             else:
                 # If this emit is killed, an earlier HLO must not pass for its result.
                 self.made.forget(kernel)
-                limits = [s for s in (self._limit(), self.settings.emit_timeout) if s is not None]
-                self.pool.start(emit, self._emit_arguments(kernel), min(limits, default=None))
+                self.pool.start(emit, self._emit_arguments(kernel), self._limit())
             return True
         return False
 
@@ -238,7 +237,6 @@ class Executor:
     def _emit_arguments(self, kernel: Kernel) -> list[str]:
         return [
             *emit_arguments(kernel, self.made.libraries, self.made.hlo(kernel).absolute()),
-            f"--reads={self._reads(kernel).absolute()}",
             *([f"--notes={self.made.notes(kernel).absolute()}"] if kernel.noted else []),
         ]
 
@@ -264,9 +262,6 @@ class Executor:
             arguments.append(f"--timeout={s.timeout}")
         return arguments
 
-    def _reads(self, kernel: Kernel) -> Path:
-        return self.settings.state / "tmp" / f"{kernel.id}.reads"
-
     def _emitted(self, emit: _Emit, answer: Answer) -> None:
         kernel = emit.kernel
         if answer.exit_code:
@@ -278,7 +273,7 @@ class Executor:
         self.result.emitted += 1
         # A user may edit an emitter while it runs: then this HLO may come from either version.
         if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
-            self.made.note(kernel, emit.inputs, self._reads(kernel))
+            self.made.note(kernel, emit.inputs)
         self._ready(kernel, linted=False)
 
     def _not_emitted(self, kernel: Kernel, failure: str) -> None:

@@ -29,7 +29,6 @@ from typing import IO
 from kernelgen import cache, fileio
 from kernelgen.bundle.contents import pack_name
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.neff import provenance
 from kernelgen.spec.filenames import STATE, keyed_neff_file
@@ -47,7 +46,6 @@ class BuildSettings:
         jobs: number of workers.
         memory_mb: MiB that all compiles may use together.
         timeout: time limit of one step in seconds, or None.
-        emit_timeout: time limit of emitting one kernel in seconds, or None.
         cache: the caches that builds share.
     """
 
@@ -58,7 +56,6 @@ class BuildSettings:
     jobs: int
     memory_mb: int
     timeout: float | None = None
-    emit_timeout: float | None = EMIT_TIMEOUT
     cache: cache.CacheSettings = cache.OFF
 
     @property

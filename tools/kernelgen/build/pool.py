@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from kernelgen.errors import TimeLimitExpired, signal_name
+from kernelgen.errors import signal_name
 
 GRACE = 2.0
 """Seconds between the request to stop a worker and the kill."""
@@ -116,7 +116,11 @@ class Pool:
                 answers += self._read(key.data)
             for worker in [w for w in self._workers if w.busy and w.deadline is not None]:
                 if time.monotonic() >= worker.deadline:  # type: ignore[operator]
-                    answers.append(self._bury(worker, str(TimeLimitExpired(worker.limit))))
+                    answers.append(
+                        self._bury(
+                            worker, f"it took longer than its time limit and was stopped after {worker.limit:g} s"
+                        )
+                    )
             if answers:
                 return answers
         return []

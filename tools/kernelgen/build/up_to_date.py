@@ -1,10 +1,9 @@
 """Finds the HLO files of a build folder that an emit would reproduce, so that only the others are emitted.
 
-Beside a kernel's HLO lies `<kernel>.inputs` with digests of three things. The first is the inputs that are available before the
-emit: the kernel, its emitter and the modules that it imports, kernelgen without languages that none of these uses, Python, the
-packages that emitting uses, and the environment variables that they read. The second is each file that the emitter read while it
-ran. The third is the HLO. All must match; file times do not count. Every build emits a kernel whose emitter imports anything else,
-runs a program, or reads something that is not a file.
+Beside a kernel's HLO lies `<kernel>.inputs` with the digests of the HLO and of its inputs: the kernel, its emitter and the modules
+that it imports, kernelgen without languages that none of these uses, Python, and the packages that emitting uses. Times of sources
+do not count; of other files beside a user's emitter, which may be its data, size and time count. Every build emits a kernel whose
+emitter imports anything else.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import INTERPRETER, dependencies, language_of_file, languages_of
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import BUILTIN, Library
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Kernel
 from kernelgen.spec.canonical import canonical_json
@@ -46,8 +43,6 @@ _KNOWN = frozenset(
 )
 """Modules that an emitter may import: the digest covers them."""
 
-# JAX's settings in these variables may affect the HLO.
-_VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
 
 
@@ -62,12 +57,10 @@ class HloFiles:
     def __init__(self, folder: Path, libraries: Sequence[Library]) -> None:
         self._folder = folder
         self.libraries = {library.name: library for library in libraries}
-        self._data: dict[str, str | None] = {}
         packages = (_KERNELGEN, _KERNELGEN.with_name(INTERPRETER))
         files = [(p.relative_to(root.parent), p) for root in packages for p in sorted(root.rglob("*.py"))]
         self._own = {name: _digest(path) for name, path in files}
         self._common = {
-            "environment": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
             "packages": {name: _version(name) for name in _PACKAGES},
             "python": platform.python_version(),
         }
@@ -99,16 +92,18 @@ class HloFiles:
                     return None
                 languages |= languages_of(files)
                 sources = [[*library.place(file), _digest(file)] for file in files]
-                emitters.append({"library": library.name, "module": library.module(module), "sources": sources})
+                emitter = {"library": library.name, "module": library.module(module), "sources": sources}
+                emitters.append(emitter | ({} if library.name == BUILTIN else {"data": _files_beside(module)}))
+            prebuilt = [_digest(Path(word.partition("=")[2])) for word in _prebuilt_arguments(kernel, self.libraries)]
         except (KernelgenError, OSError):
             return None
         own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
-        own |= {"prebuilt": _prebuilt_arguments(kernel, self.libraries)}
+        own |= {"prebuilt": prebuilt}
         own |= {"kernelgen": {str(p): d for p, d in self._own.items() if language_of_file(p) in ("", *languages)}}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
-        """Returns whether the HLO is intact, was made from these inputs, and the data that its emitter read is unchanged."""
+        """Returns whether the HLO is intact and was made from these inputs."""
         if inputs is None:
             return False
         try:
@@ -117,17 +112,10 @@ class HloFiles:
                 note["inputs"] == inputs
                 and note["hlo"] == _digest(self.hlo(kernel))
                 and (not kernel.noted or self.notes(kernel).is_file())
-                and all(self._digest_of_data(path) == digest for path, digest in note["data"].items())
             )
         # The note is untrusted input; a bad one costs at most one more emit.
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
-
-    def _digest_of_data(self, path: str) -> str | None:
-        # Once per build: kernels share their data, which may be large.
-        if path not in self._data:
-            self._data[path] = foreign.digest(path)
-        return self._data[path]
 
     def forget(self, kernel: Kernel) -> None:
         """Removes a kernel's HLO, so that a later file is certainly new.
@@ -139,24 +127,18 @@ class HloFiles:
         self._note_file(kernel).unlink(missing_ok=True)
         self.hlo(kernel).unlink(missing_ok=True)
 
-    def note(self, kernel: Kernel, inputs: str, reads: Path) -> None:
-        """Records the inputs of the HLO that was just written, if they are all available.
+    def note(self, kernel: Kernel, inputs: str) -> None:
+        """Records the inputs of the HLO that was just written.
 
         Args:
             kernel: the kernel of the HLO.
             inputs: the digest from before the emit (`inputs`).
-            reads: the emit step's list of files that its emitter read.
 
         Raises:
             OSError: the folder can't be written.
         """
-        try:
-            record = json.loads(reads.read_bytes())
-        except (OSError, ValueError):
-            return
-        if not record["unknown"]:
-            note = {"data": record["data"], "hlo": _digest(self.hlo(kernel)), "inputs": inputs}
-            fileio.write_bytes(self._note_file(kernel), canonical_json(note).encode())
+        note = {"hlo": _digest(self.hlo(kernel)), "inputs": inputs}
+        fileio.write_bytes(self._note_file(kernel), canonical_json(note).encode())
 
     def _note_file(self, kernel: Kernel) -> Path:
         return self._folder / f"{kernel.id}.inputs"
@@ -212,6 +194,12 @@ def _imports_others(source: bytes, folder: Path, package: str) -> bool:
         if any(name.partition(".")[0] not in (*_KNOWN, package) for name in names):
             return True
     return False
+
+
+def _files_beside(module: Path) -> list[list[str | int]]:
+    """Returns name, size and time of each file in a module's folder, except sources."""
+    files = sorted(path for path in module.parent.iterdir() if path.suffix != ".py" and path.is_file())
+    return [[path.name, (status := path.stat()).st_size, status.st_mtime_ns] for path in files]
 
 
 def _version(package: str) -> str:

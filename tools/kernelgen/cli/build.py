@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     help="Memory that all compiles together may take; four fifths of the machine's by default.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit for one kernel.")
-@options.emit_timeout_option
 @click.option(
     "--check-determinism",
     is_flag=True,
@@ -78,7 +77,6 @@ def command(
     forms: tuple[str, ...],
     memory_mb: int | None,
     timeout: float | None,
-    emit_timeout: float | None,
     check_determinism: bool,
     dry_run: bool,
 ) -> int:
@@ -109,7 +107,6 @@ def command(
         jobs=jobs or len(os.sched_getaffinity(0)),
         memory_mb=memory_mb or machine_memory_mb(),
         timeout=timeout,
-        emit_timeout=emit_timeout,
         cache=caches,
     )
     if dry_run:

@@ -18,8 +18,10 @@ from types import MappingProxyType
 
 import click
 
+from kernelgen.cache import own_folder
 from kernelgen.device.libnrt import NEURON_RUNTIME
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
+from kernelgen.hlo import cpu
 
 MINIMUM_PYTHON = (3, 11)
 
@@ -177,17 +179,18 @@ def _build_tools() -> Iterator[DoctorLine]:
 
 
 def _machine() -> Iterator[DoctorLine]:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen"
-    folder = Path(os.environ.get("NEURON_KERNELGEN_CACHE") or root)
-    parent = next((p for p in (folder, *folder.parents) if p.exists()), folder)
-    writable = os.access(parent, os.W_OK | os.X_OK) and parent.is_dir()
+    folder = own_folder(os.environ)
+    parent = next((p for p in (folder, *folder.parents) if p.exists()), folder) if folder else None
+    is_writable = parent is not None and os.access(parent, os.W_OK | os.X_OK) and parent.is_dir()
     yield DoctorLine(
         "cache folder",
-        str(folder) if writable else None,
+        str(folder) if is_writable else None,
         False,
-        f"{folder} can't be written, so neither NEFFs nor Bazel's Python environment can be kept; set NEURON_KERNELGEN_CACHE"
-        " to a folder that can",
+        f"{f'{folder} can not be written' if folder else 'the user has no home folder'}, so builds share neither NEFFs nor a "
+        "Python environment; set NEURON_KERNELGEN_CACHE to a folder that can be written",
     )
+    if cpu.ignored:
+        yield DoctorLine("variables of JAX", f"ignored: {', '.join(sorted(cpu.ignored))}", False, "")
 
 
 def _devices() -> Iterator[DoctorLine]:

@@ -114,11 +114,10 @@ def _spec(text: str) -> Spec:
 
 def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagnostic]:
     from kernelgen.build import determinism
-    from kernelgen.emitters.limit import EMIT_TIMEOUT
 
     with tempfile.TemporaryDirectory() as scratch:
         jobs = len(os.sched_getaffinity(0))
-        return determinism.check(kernels, catalog.folders, Path(scratch), jobs, EMIT_TIMEOUT).differences
+        return determinism.check(kernels, catalog.folders, Path(scratch), jobs).differences
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 import kernelgen
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean, printable
+from kernelgen.hlo.cpu import ignore_variables
 
 EXIT_BUG = 70
 """Exit status for an exception that is not a user's mistake (EX_SOFTWARE of sysexits.h)."""
@@ -197,4 +198,5 @@ def _open_standard_streams() -> None:
 def main() -> NoReturn:
     """The `kernelgen` program."""
     _open_standard_streams()
+    ignore_variables()
     sys.exit(run())

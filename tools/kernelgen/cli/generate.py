@@ -13,7 +13,6 @@ from kernelgen.cache import CacheSettings
 from kernelgen.cli.options import (
     cache_options,
     compiler_option,
-    emit_timeout_option,
     kernels_option,
     manifests_argument,
     only_targets,
@@ -72,12 +71,19 @@ def command() -> None:
     help="Bazel target of files that the emitters of a kernel library open. May be given several times.",
 )
 @click.option(
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="NAME=REPOSITORY",
+    help="Another Bazel module, and the repository that neuron_manifest() takes its manifests from.",
+)
+@click.option(
     "--of",
     "options",
     multiple=True,
     nargs=2,
     metavar="MANIFEST NAME=VALUE",
-    help="How one of the manifests is built: target, memory_per_compile, compiler or emit_timeout. May be given several times.",
+    help="How one of the manifests is built: target, memory_per_compile or compiler. May be given several times.",
 )
 def bazel(
     manifests: tuple[Path, ...],
@@ -88,6 +94,7 @@ def bazel(
     packages: tuple[str, ...],
     data: tuple[str, ...],
     workspaces: tuple[str, ...],
+    modules: tuple[str, ...],
     options: tuple[tuple[str, str], ...],
 ) -> None:
     """Write the packages of a repository of kernel targets; print the kernels' source files on which they depend."""
@@ -118,7 +125,7 @@ def bazel(
         for library in catalog.sources.values()
     ]
     named += renderer.inner_packages(plan, [*catalog.sources.values()], roots)
-    _write(output, renderer.generate(plan, [*sources, *named], rules, settings))
+    _write(output, renderer.generate(plan, [*sources, *named], rules, settings, dict(m.split("=", 1) for m in modules)))
     for file in (file for source in named for file in renderer.build_files(source)):
         click.echo(str(file))
     by_name = {source.library.name: source for source in named}
@@ -133,25 +140,23 @@ def bazel(
 
 def _settings_of(
     options: Sequence[tuple[str, str]], requests: Sequence[Request]
-) -> tuple[list[Request], dict[str, dict[str, str | int]]]:
+) -> tuple[list[Request], dict[str, dict[str, str]]]:
     """Returns the manifests' requests with the options of `--of`, and the settings of their bundles' rules, by manifest."""
     given: dict[str, dict[str, list[str]]] = {}
     for file, option in options:
         name, _, value = option.partition("=")
         if file not in {request.file for request in requests}:
             raise KernelgenError(f"--of {file} {option}: there is no such manifest")
-        if name not in ("target", "memory_per_compile", "compiler", "emit_timeout"):
+        if name not in ("target", "memory_per_compile", "compiler"):
             raise KernelgenError(f"--of {file} {option}: unknown option '{name}'")
         given.setdefault(file, {}).setdefault(name, []).append(value)
     narrowed: list[Request] = []
-    settings: dict[str, dict[str, str | int]] = {}
+    settings: dict[str, dict[str, str]] = {}
     for request in requests:
         own = dict(given.get(request.file, {}))
         memory = own.pop("memory_per_compile", [None])[-1]
         narrowed += _narrowed([request], own.pop("target", ()), memory)
         settings[request.name] = {name: values[-1] for name, values in own.items()}
-        if "emit_timeout" in own:
-            settings[request.name]["emit_timeout"] = int(own["emit_timeout"][-1])
     return narrowed, settings
 
 
@@ -188,7 +193,13 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only for this target.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
-@emit_timeout_option
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="File that the emitters of --kernels open.",
+)
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
@@ -198,7 +209,7 @@ def cmake(
     targets: tuple[str, ...],
     compiler: str,
     memory_per_compile: str | None,
-    emit_timeout: float | None,
+    data: tuple[Path, ...],
     caches: CacheSettings,
 ) -> None:
     """Write the file from which CMake's add_neuron_kernels() builds."""
@@ -220,7 +231,7 @@ def cmake(
         cache=caches,
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
-        emit_timeout=emit_timeout,
+        data=data,
     )
     _write(output, renderer.generate(plan, catalog.folders, build))
     # CMake prints it.

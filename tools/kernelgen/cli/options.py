@@ -13,7 +13,6 @@ import click
 from kernelgen import cache
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
-from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.plan import Request
 from kernelgen.targets import TARGETS
@@ -96,19 +95,6 @@ def compiler_option(function: F) -> F:
         default="auto",
         show_default=True,
         help="auto is neuronx-cc if it is installed, and otherwise the simulator.",
-    )(function)
-
-
-def emit_timeout_option(function: F) -> F:
-    """Adds `--emit-timeout SECONDS` as `emit_timeout: float | None`, None for no limit."""
-    return click.option(
-        "--emit-timeout",
-        type=click.FloatRange(min=0),
-        default=EMIT_TIMEOUT,
-        show_default=True,
-        metavar="SECONDS",
-        callback=lambda context, parameter, value: value or None,
-        help="Limit for emitting one kernel, which takes milliseconds; 0 means no limit.",
     )(function)
 
 

@@ -18,6 +18,7 @@ import click
 import kernelgen
 from kernelgen import cache
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.hlo import cpu
 from kernelgen.neff import container
 from kernelgen.simulator import protocol
 
@@ -72,7 +73,7 @@ def command(env: bool, libnrt: Path | None, program: tuple[str, ...]) -> None:
     sys.stdout.flush()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores the signal, and a program would inherit that
     try:
-        os.execve(found, program, {**os.environ, **changed})
+        os.execve(found, program, {**os.environ, **cpu.ignored, **changed})
     except OSError as error:
         raise KernelgenError(f"can't run {found}: {error.strerror or error}") from None
 

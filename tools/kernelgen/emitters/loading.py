@@ -14,16 +14,14 @@ import importlib.machinery
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from kernelgen import languages
-from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.foreign import FileReads
 from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_function
@@ -32,21 +30,19 @@ from kernelgen.hlo.cpu import import_jax
 from kernelgen.languages.environment import only
 
 
-def load_function(
-    library: Library, registration: Registration, data: Collection[str] | None = None
-) -> Callable[..., Any]:
+def load_function(library: Library, registration: Registration) -> Callable[..., Any]:
     """Imports an emitter's module and returns the function, as `load_functions`."""
-    return load_functions([(library, registration)], data)[0]
+    return load_functions([(library, registration)])[0]
 
 
 def load_functions(
-    emitters: Sequence[tuple[Library, Registration]], data: Collection[str] | None = None
+    emitters: Sequence[tuple[Library, Registration]], data: Sequence[Path] = ()
 ) -> list[Callable[..., Any]]:
-    """Imports emitters' modules and returns the functions; imports a module again if a file that it read has changed.
+    """Imports emitters' modules and returns the functions; imports a module again if its sources or its data have changed.
 
     Args:
         emitters: the library and registration of each emitter.
-        data: absolute paths of all data files that it may have read; None for any.
+        data: the files and folders that the emitters read besides their sources: their modules may keep what they read.
 
     Raises:
         KernelgenError: a module raises during its import.
@@ -54,28 +50,26 @@ def load_functions(
     _FINDER.install()
     # By name, not by path: a worker gets the same library under another path from one action to the next.
     digests = {}
+    data_files = sorted(file for path in data for file in (path, *path.rglob("*")) if file.is_file())
+    data_digest = hashlib.sha256(b"".join(map(_digest, data_files))).digest()
     for library, registration in emitters:
         package = _package_name(library, registration)
         _FINDER.libraries[package] = library
+        digests[package, ""] = data_digest
         for file in dependencies(library, registration.module):
             own, name = library.place(file)
             key = (package if own else BUILTIN_PACKAGE, name)
-            digests[key] = hashlib.sha256(file.read_bytes()).digest()
-    known = [reads(library) for library in {library.name: library for library, _ in emitters}.values()]
-    if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()) or any(
-        one.changed() or (data is not None and not one.files.keys() <= set(data)) or one.unknown for one in known
-    ):
-        # Modules keep what they imported and read, so one changed file makes all of them stale.
+            digests[key] = _digest(file)
+    if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()):
+        # Modules keep what they imported, so one changed file makes all of them stale.
         packages = {BUILTIN_PACKAGE, *(name for name, _ in _LOADED)}
         for stale in [m for m in sys.modules if any(f"{m}.".startswith(f"{name}.") for name in packages)]:
             del sys.modules[stale]
         _LOADED.clear()
-        _READS.clear()
     functions = []
     for library, registration in emitters:
         try:
             with (
-                foreign.running(reads(library)),
                 environment(registration),
                 languages.get(registration.language).loading(
                     registration.file, dict(registration.env or ()), registration.lowering
@@ -120,9 +114,8 @@ def load_file(file: Path, function: str) -> tuple[str, Callable[..., Any]]:
     return made.language, load_function(Library(file.parent.name or "kernels", file.parent), made)
 
 
-def reads(library: Library) -> FileReads:
-    """Returns the files besides its sources that a library's emitters have read since their import."""
-    return _READS.setdefault(_package_name(library), FileReads(library.root))
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
 
 
 class _SourceLoader(importlib.abc.SourceLoader):
@@ -145,8 +138,7 @@ class _SourceLoader(importlib.abc.SourceLoader):
         return str(self._path)
 
     def get_data(self, path: str | bytes) -> bytes:
-        with foreign.untraced():
-            return Path(path if isinstance(path, str) else path.decode()).read_bytes()
+        return Path(path if isinstance(path, str) else path.decode()).read_bytes()
 
 
 def _import(
@@ -209,9 +201,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 _FINDER = _Finder()
 _LOADED: dict[tuple[str, str], bytes] = {}
-"""The digest of every imported file, by package and file name."""
-_READS: dict[str, FileReads] = {}
-"""The files that libraries' emitters read, by package."""
+"""The digest of every imported file, by package and file name, and of each package's data, by package and an empty name."""
 
 
 def environment(registration: Registration) -> contextlib.AbstractContextManager[None]:

@@ -16,6 +16,16 @@ _client: Any = None
 _starting = threading.Lock()
 
 
+ignored: dict[str, str] = {}
+"""The environment variables that `ignore_variables` removed."""
+
+
+def ignore_variables() -> None:
+    """Removes the variables of JAX and XLA from this process, a program of kernelgen: no build depends on a user's settings."""
+    for name in [name for name in os.environ if name.startswith(("JAX_", "XLA_", "TF_XLA_"))]:
+        ignored[name] = os.environ.pop(name)
+
+
 def import_jax() -> Any:
     """Returns the `jax` module, bound to the CPU. Its gathers and scatters stay in bounds (`kernelgen.hlo.in_bounds`)."""
     _settings()

@@ -15,7 +15,6 @@ from typing import Any
 
 from kernelgen import languages
 from kernelgen.emitters import CONTEXT
-from kernelgen.emitters.foreign import builtins_kept
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.cpu import import_jax
@@ -174,8 +173,7 @@ def call(
     updated = _updated(spec, function)
     called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
     try:
-        with builtins_kept():  # before the error is formatted
-            returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
+        returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too: user code may raise anything

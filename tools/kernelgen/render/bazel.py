@@ -49,7 +49,8 @@ def generate(
     plan: Plan,
     sources: Sequence[BazelLibrary],
     rules: str,
-    settings: Mapping[str, Mapping[str, str | int]] = MappingProxyType({}),
+    settings: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    modules: Mapping[str, str] = MappingProxyType({}),
 ) -> Mapping[str, str]:
     """Returns the repository's files by path.
 
@@ -57,7 +58,8 @@ def generate(
         plan: the plan.
         sources: every kernel library that the plan names, with its package.
         rules: the repository of the rules, as a label prefix: `@@neuron_kernelgen~`.
-        settings: attributes of a manifest's bundles, by its name: `compiler` and `emit_timeout`.
+        settings: attributes of a manifest's bundles, by its name: `compiler`.
+        modules: the repositories of other Bazel modules' manifests, by the module's name.
     """
     by_name = {s.library.name: s for s in sources}
     emitters: dict[str, dict[str, Any]] = {}
@@ -95,6 +97,7 @@ def generate(
             for b in plan.bundles
         ],
         "manifests": _targets_by_manifest(plan),
+        "modules": modules,
     }
     return {
         "BUILD.bazel": render("bazel/root.BUILD.j2", values),

@@ -14,8 +14,7 @@ from pathlib import Path
 from kernelgen.cache import CacheSettings
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import Library
-from kernelgen.emitters.limit import EMIT_TIMEOUT
+from kernelgen.emitters.library import BUILTIN, Library
 from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
@@ -40,7 +39,7 @@ class Build:
         cache: the caches of NEFFs that builds share.
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
-        emit_timeout: time limit of emitting one kernel in seconds, or None.
+        data: files and folders that the emitters of users' libraries read.
     """
 
     folder: Path
@@ -51,7 +50,7 @@ class Build:
     cache: CacheSettings
     cpus: int
     memory_mb: int
-    emit_timeout: float | None = EMIT_TIMEOUT
+    data: tuple[Path, ...] = ()
 
     def slots(self, plan: Plan) -> int:
         """Returns the number of compiles that may run in parallel."""
@@ -75,7 +74,6 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         files[f"steps/{batch}.emit"] = _emit(kernels, libraries, build)
     for config in plan.configs:
         files[f"steps/{config.key}.compile"] = _compile(config, build)
-    files["steps/limits"] = _limits(build)
     files["steps/compiler"] = _compiler(plan, build)
     for bundle in plan.bundles:
         files[f"steps/{entries_file(bundle.id)}"] = plan.entries(bundle).to_json()
@@ -89,6 +87,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
         "neffs": plan.neffs,
         "emit_slots": build.cpus,
         "compile_slots": build.slots(plan),
+        "generator": _generator(),
         "watched": [path for s in sources if s.name not in _only_prebuilt(plan) for path in _watched(s, plan)],
     }
     return {**files, "kernels.cmake": render("cmake/kernels.cmake.j2", values)}
@@ -104,14 +103,10 @@ def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Bu
         *([f"--module={first.emitter}"] if libraries[first.library].package else []),
         f"--folder={build.folder / 'hlo'}",
         *(f"--target={target}" for target in first.targets),
+        *(f"--data={path}" for path in build.data if {name for name, _ in modules} != {BUILTIN}),
         *([f"--prebuilt={libraries[first.prebuilt].root}"] if first.prebuilt else []),
         *(f"--spec={spec_json(k.spec)}" for k in kernels),
     )
-
-
-def _limits(build: Build) -> str:
-    """Returns the arguments of emit steps that change no HLO: an emitter's time limit."""
-    return _lines(f"--timeout={build.emit_timeout or 0:g}")
 
 
 def _compile(config: CompileConfig, build: Build) -> str:
@@ -177,6 +172,12 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 def _only_prebuilt(plan: Plan) -> set[str]:
     """Returns the folders that a plan does not depend on: the depfiles of emit commands list their files."""
     return {k.prebuilt for k in plan.kernels} - {library for k in plan.kernels for library, _ in k.emitters}
+
+
+def _generator() -> list[str]:
+    """Returns the files of kernelgen, on which every plan depends."""
+    files = (file for file in Path(__file__).parents[1].rglob("*") if file.suffix in (".j2", ".json", ".py"))
+    return sorted(file.as_posix() for file in files)
 
 
 def _watched(source: Library, plan: Plan) -> list[str]:

@@ -1,9 +1,10 @@
-"""Common parts of several steps: the depfile, the version of JAX, warnings and the time limit."""
+"""Common parts of several steps: the depfile, the version of JAX and warnings."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -49,6 +50,16 @@ def write_depfile(
     fileio.write_bytes(path, f"{rule}\n".encode())
 
 
+def imported_elsewhere() -> Iterator[Path]:
+    """Yields the imported files of the user that are not in a kernel library: neither kernelgen's nor Python's nor installed."""
+    stdlib = sysconfig.get_path("stdlib")
+    for name, module in sorted(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or stdlib)
+        is_installed = file.is_relative_to(stdlib) or bool({"site-packages", "dist-packages"} & {*file.parts})
+        if not (is_installed or name.startswith(("kernelgen.", "_kernelgen_library_")) or file.is_relative_to(_TOOLS)):
+            yield file
+
+
 def _makefile(path: str) -> str:
     return path.replace("$", "$$").replace("#", "\\#").replace(" ", "\\ ")
 
@@ -56,8 +67,3 @@ def _makefile(path: str) -> str:
 def warn(texts: Iterable[str]) -> None:
     for text in dict.fromkeys(texts):
         print(f"warning: {text}")
-
-
-def timeout_of(arguments: Arguments) -> float | None:
-    """Returns `--timeout`, or None for no limit."""
-    return float(maybe(arguments, "timeout") or 0) or None

@@ -10,7 +10,7 @@ from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
-from kernelgen.steps.common import timeout_of, warn
+from kernelgen.steps.common import warn
 from kernelgen.steps.flags import config_of
 from kernelgen.steps.protocol import Arguments, maybe, one
 
@@ -41,7 +41,7 @@ def run(arguments: Arguments) -> None:
         kernel=one(arguments, "kernel"),
         log_dir=maybe(arguments, "log-dir"),
         log=maybe(arguments, "log"),
-        timeout=timeout_of(arguments),
+        timeout=float(maybe(arguments, "timeout") or 0) or None,
         memory_mb=int(memory) if memory else None,
         cache=_cache(arguments),
     )

@@ -13,7 +13,7 @@ from kernelgen.languages.nki import native
 from kernelgen.lowering.emission import emit as run_emitter
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.graph_kernel import spec_from_json
-from kernelgen.steps.common import check_jax, timeout_of
+from kernelgen.steps.common import check_jax
 from kernelgen.steps.protocol import Arguments, maybe, one
 
 
@@ -23,32 +23,25 @@ def run(arguments: Arguments) -> None:
     A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in order. A kernel in a package has
     `--module`, the emitter's name in it: for `core.norm` the package is the folder that contains core/norm.py.
     `--target` is one of its targets, if its language depends on the target (`Kernel.targets`). `--notes` (a path) receives the
-    notes about the kernel, `--reads` (a path) the list of data that the emitter read. With `--undeclared=refuse` the emitter may
-    read no data except the files and folders of `--data`. `--timeout` is the time limit in seconds. `--native` is the record of
-    the output of NKI's compiler for the kernel (`compilers.nki_driver`); `--prebuilt` is a file of `kernelgen prebuild` that
-    contains it.
+    notes about the kernel. `--data` is a file that the emitter reads. `--native` is the
+    record of the output of NKI's compiler for the kernel (`compilers.nki_driver`); `--prebuilt` is a file of `kernelgen prebuild`
+    that contains it.
     """
     check_jax(arguments)
     spec = spec_from_json(json.loads(one(arguments, "spec")))
     modules = modules_of(arguments)
-    # Imports are tracked separately (`helpers`), and an emitter may read its own source.
-    declared = [*arguments["data"], *(str(path) for _, m in modules for path in (m.parent / "__init__.py", m))]
     record, prebuilt = maybe(arguments, "native"), maybe(arguments, "prebuilt")
     with native.recorded(Path(record)) if record else contextlib.nullcontext():
         made = run_emitter(
             emitters_of(spec, modules),
             spec,
-            declared if maybe(arguments, "undeclared") else None,
-            timeout_of(arguments),
+            [Path(file) for file in arguments["data"]],
             tuple(arguments["target"]),
             Path(prebuilt) if prebuilt else None,
         )
     fileio.write_bytes(one(arguments, "output"), made.hlo)
     if path := maybe(arguments, "notes"):
         fileio.write_bytes(path, canonical_json(made.notes).encode())
-    if path := maybe(arguments, "reads"):
-        read = {"data": made.data, "unknown": [what for what, _ in made.unknown]}
-        fileio.write_bytes(path, canonical_json(read).encode())
 
 
 def modules_of(arguments: Arguments) -> list[tuple[Library, Path]]:

@@ -11,12 +11,11 @@ from kernelgen.emitters.library import emitters_of
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.lowering.emission import emit as run_emitter
-from kernelgen.lowering.emission import unfollowed
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, native_file, notes_file
 from kernelgen.spec.graph_kernel import spec_from_json
 from kernelgen.spec.source_kernel import own_target
-from kernelgen.steps.common import check_jax, timeout_of, write_depfile
+from kernelgen.steps.common import check_jax, imported_elsewhere, write_depfile
 from kernelgen.steps.emit import modules_of
 from kernelgen.steps.protocol import Arguments, maybe, one
 
@@ -24,16 +23,17 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` per kernel, `--folder` (output) and `--stamp`.
 
-    Graph kernels have several modules, as in `emit`. `--timeout` is the time limit of each in seconds; `--target` is as in
+    Graph kernels have several modules, as in `emit`. `--target` is as in
     `emit`; `--prebuilt` is the folder of such files. An existing file with equal content keeps its time, so that nothing is
     compiled for it; the stamp is written when all are up to date. A failed kernel does not stop the others, and leaves no file.
-    The depfile lists the data that the emitter reads; an emitter with actions that no build tool can track is refused.
+    `--data` is a file that the emitters read; the depfile lists these files.
     """
     check_jax(arguments)
     modules, folder = modules_of(arguments), Path(one(arguments, "folder"))
-    kept = maybe(arguments, "prebuilt")
+    before = maybe(arguments, "prebuilt")
+    data = [Path(file) for file in arguments["data"]]
+    prebuilt: list[Path] = []
     mistakes: dict[Diagnostic, None] = {}
-    data: set[Path] = set()
     languages: set[str] = set()
     code = EXIT_OK
     for text in arguments["spec"]:
@@ -45,16 +45,15 @@ def run(arguments: Arguments) -> None:
             languages.add(language)
             id = built_id(spec.id, language, own_target(spec, arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)
+            file = Path(before) / native_file(id) if before else None
             made = run_emitter(
                 emitters,
                 spec,
-                timeout=timeout_of(arguments),
+                data,
                 targets=tuple(arguments["target"]),
-                prebuilt=Path(kept) / native_file(id) if kept else None,
+                prebuilt=file,
             )
-            if made.unknown:
-                raise KernelgenError(unfollowed(spec, made.unknown), exit_code=EXIT_FAILED)
-            data |= {_there(Path(path)) for path in made.data}
+            prebuilt += [file] if file else []
             if language != DEFAULT:
                 fileio.write_if_changed(notes, canonical_json(made.notes).encode())
             fileio.write_if_changed(output, made.hlo)
@@ -70,11 +69,6 @@ def run(arguments: Arguments) -> None:
     )
     languages |= languages_of(sources)
     known = ("", *languages)
-    needed = [*sources, *sorted(data)]
+    needed = [*sources, *imported_elsewhere(), *data, *prebuilt]
     write_depfile(arguments, one(arguments, "stamp"), needed, lambda file: language_of_file(file) in known)
     fileio.write_bytes(one(arguments, "stamp"), b"")
-
-
-def _there(path: Path) -> Path:
-    """Returns a path if it exists. For a missing path it returns the folder whose time changes when the path is created."""
-    return next((p for p in (path, *path.parents) if p.exists()), Path("/"))
