@@ -45,7 +45,11 @@ inline uint32_t neuron_default_lnc(const std::string & machine) {
             return known.lnc;
         }
     }
-    return 0;
+    if (target && first % n_ranks) {
+        return "a program of " + std::to_string(n_ranks) + " cores begins at a core that is a multiple of " +
+               std::to_string(n_ranks) + ", not at core " + std::to_string(first);
+    }
+    return "";
 }
 
 // Returns the number of physical cores per logical core of a machine; 0 if unknown.

@@ -369,6 +369,20 @@ def test_kernels_for_other_logical_cores_are_left_out(
     assert (f"compiled for --lnc {lnc}, and the NeuronCores have {cores} (" in result.log) == (not used), result.log
 
 
+def test_logical_cores_of_an_older_libnrt_are_in_a_file(
+    run: Run, kernels: Path, noop: dict[str, str | Path], tmp_path: Path
+) -> None:
+    """libnrt-noop.so lacks nec_get_virtual_core_size. The file is in the folder above the library's."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnrt.so.1").symlink_to(noop["GGML_NEURON_LIBNRT"])
+    (tmp_path / "logical_nc_config").write_text("2\n")
+    result = run(
+        "add", GGML_NEURON_KERNEL_DIR=kernels, **noop | {"GGML_NEURON_LIBNRT": tmp_path / "lib" / "libnrt.so.1"}
+    )
+    assert result.said == {}
+    assert f"compiled for --lnc 1, and the NeuronCores have 2 ({tmp_path}/logical_nc_config)" in result.log
+
+
 def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_NUM_CORES="17")
     assert result.said == {"add": "ok"}, result.log

@@ -242,7 +242,7 @@ size_t neuron_core::program_size() const {
 }
 
 size_t neuron_core::microcode(const neuron_nrt & nrt) {
-    return std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY;
+    return std::max<size_t>(nrt.lnc, 1) * NEURON_MICROCODE_MEMORY;
 }
 
 // locked. Returns whether memory of this size may fit after all programs are unloaded: other tensors and the micro-code

@@ -282,8 +282,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     for (const std::string & remark : nrt.remarks) {
         NEURON_WARN("%s\n", remark.c_str());
     }
-    const std::string target = neuron_variable("GGML_NEURON_TARGET");
-    neuron_record_target(target.empty() ? nrt.target : target);
+    neuron_record_target(nrt.target, nrt.lnc);
 #ifdef GGML_NEURON_EMBEDDED
     ggml_backend_neuron_register_embedded();
 #endif

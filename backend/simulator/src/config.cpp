@@ -1,7 +1,9 @@
 #include "config.h"
 
+#include "../../nrt/nrt_api.h"
 #include "faults.h"
 
+#include <dlfcn.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -10,6 +12,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 namespace simulator {
 
@@ -127,6 +131,21 @@ static bool read_fault(config & out, std::string & error) {
     return true;
 }
 
+// Returns the configured number of physical cores per logical core, or "". AWS's file is in the folder above libnrt's.
+static std::string read_lnc() {
+    for (const char * const name : { "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE" }) {
+        if (const char * const value = variable(name)) {
+            return value;
+        }
+    }
+    std::string text;
+    Dl_info     own;
+    if (dladdr(reinterpret_cast<const void *>(nrt_init), &own) != 0) {
+        std::ifstream(std::filesystem::path(own.dli_fname).parent_path().parent_path() / "logical_nc_config") >> text;
+    }
+    return text;
+}
+
 // Reads the kind of machine, the release of the SDK, and whether to be strict.
 static bool read_profile(config & out, std::string & error) {
     const char * const name = variable("NEURON_SIMULATOR_INSTANCE");
@@ -146,9 +165,9 @@ static bool read_profile(config & out, std::string & error) {
         out.lnc   = out.profile->lnc;
     }
     // For trn1 and inf2, whose cores are not grouped, AWS does not document values other than 1.
-    const char * const lnc = variable("NEURON_LOGICAL_NC_CONFIG");
-    if (lnc != nullptr && (strcmp(lnc, "1") == 0 || strcmp(lnc, "2") == 0)) {
-        out.lnc = static_cast<uint32_t>(*lnc - '0');
+    const std::string lnc = read_lnc();
+    if (lnc == "1" || lnc == "2") {
+        out.lnc = static_cast<uint32_t>(lnc[0] - '0');
         if (out.profile != nullptr && out.profile->lnc == 2 && out.lnc == 1) {
             out.total *= 2;
         }
