@@ -137,8 +137,9 @@ static std::string count_cores(neuron_nrt & nrt) {
                                       : nrt.path + ": " + nrt.describe("nrt_get_total_vnc_count", status) +
                                             ": no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use";
     }
-    nrt.n_cores    = nrt.has_selected_cores ? std::min(nrt.n_cores, total) : std::min(total, NEURON_MAX_CORES);
-    nrt.is_limited = !nrt.has_selected_cores && total > NEURON_MAX_CORES;
+    const uint32_t most = nrt.has_selected_cores ? nrt.n_cores : neuron_most_ranks(nrt.target, NEURON_MAX_CORES);
+    nrt.n_cores         = std::min(most, total);
+    nrt.is_limited      = !nrt.has_selected_cores && total > nrt.n_cores;
     return "";
 }
 

@@ -11,6 +11,7 @@
 #include "select/groups.h"
 #include "select/key_nodes.h"
 #include "select/tensors.h"
+#include "targets.h"
 
 #include <algorithm>
 #include <atomic>
@@ -72,6 +73,19 @@ void say_over_host(const ggml_cgraph * graph, const neuron_groups & groups, size
     }
 }
 
+// Returns why the runtime can't compute one program on these cores; "" when it can.
+std::string rank_error(const std::vector<ggml_backend_neuron_context *> & ranks) {
+    const char * visible = getenv("NEURON_RT_VISIBLE_CORES");
+    const int    first   = ranks[0]->device->core->vnc;
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        if (ranks[rank]->device->core->vnc != first + (int) rank) {
+            return "they do not follow one another (-dev)";
+        }
+    }
+    return neuron_rank_error(ggml_backend_neuron_shared().nrt->target, (uint32_t) ranks.size(),
+                             (uint32_t) (first + (visible ? atoi(visible) : 0)));
+}
+
 bool is_reduction(const neuron_planned & planned) {
     return planned.members.size() == 1 && neuron_is_all_reduce(planned.members[0].node);
 }
@@ -87,6 +101,11 @@ neuron_chain::neuron_chain(std::vector<ggml_backend_neuron_context *> ranks, red
                 collective.insert(kernel.neff_number());
             }
         });
+    }
+    const std::string why = collective.empty() ? "" : rank_error(this->ranks);
+    if (!why.empty()) {
+        NEURON_WARN("sums over %zu cores go through the host's memory: %s\n", this->ranks.size(), why.c_str());
+        collective.clear();
     }
     const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
     everything().chains.push_back(this);

@@ -19,6 +19,7 @@
 #include "report/record_ops.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
+#include "targets.h"
 #include "weights/layouts.h"
 #include "weights/repacked.h"
 
@@ -409,11 +410,15 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         if (!ggml_backend_neuron_open_kernels(*shared)) {
             return shared;
         }
-        const uint32_t n_devices = std::min(shared->nrt->n_cores, NEURON_MAX_CORES);
+        const uint32_t n_devices = shared->nrt->n_cores <= NEURON_MAX_CORES
+                                       ? shared->nrt->n_cores
+                                       : neuron_most_ranks(shared->nrt->target, NEURON_MAX_CORES);
         if (n_devices < shared->nrt->n_cores) {
-            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU\n"
-                        "to choose others, set NEURON_RT_VISIBLE_CORES\n",
-                        n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
+            NEURON_WARN(
+                "%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU, and -sm tensor a "
+                "number that computes one program\n"
+                "to choose others, set NEURON_RT_VISIBLE_CORES\n",
+                n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
         }
         shared->devices.reserve(n_devices);
         for (uint32_t i = 0; i < n_devices; i++) {

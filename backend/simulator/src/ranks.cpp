@@ -2,6 +2,7 @@
 
 #include "ranks.h"
 
+#include "../../nrt/targets.h"
 #include "log.h"
 #include "runtime.h"
 
@@ -183,13 +184,24 @@ NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count,
     return core_status(rt, core, where);
 }
 
-bool on_different_cores(const std::vector<uint32_t> & cores, const char * where) {
+bool are_cores_of_ranks(const runtime & rt, const std::vector<uint32_t> & cores, const char * where) {
     for (size_t i = 0; i < cores.size(); i++) {
         for (size_t k = 0; k < i; k++) {
             if (cores[i] == cores[k]) {
                 log(level::error, where, "ranks %zu and %zu are both on core %u", k, i, cores[i]);
                 return false;
             }
+        }
+    }
+    for (size_t rank = 0; rt.config.strict && rank < cores.size(); rank++) {
+        const uint32_t core = rt.config.visible[cores[rank]];
+        if (core % cores.size() != rank || core - rank != rt.config.visible[cores[0]]) {
+            log(level::error, where,
+                "rank %zu of %zu is on core %u of the machine: ranks are on cores that follow one another, and the "
+                "first "
+                "core is a multiple of their number",
+                rank, cores.size(), core);
+            return false;
         }
     }
     return true;
@@ -211,7 +223,7 @@ static NRT_STATUS meet_once(runtime &           rt,
             for (const void * one : brought) {
                 cores.push_back(*static_cast<const uint32_t *>(one));
             }
-            return on_different_cores(cores, where) ? NRT_SUCCESS : NRT_INVALID;
+            return are_cores_of_ranks(rt, cores, where) ? NRT_SUCCESS : NRT_INVALID;
         },
         where);
     if (status != NRT_SUCCESS) {
