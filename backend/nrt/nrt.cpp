@@ -3,7 +3,11 @@
 #include "../bundle/src/ascii.h"
 #include "targets.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -231,9 +235,27 @@ static const neuron_nrt * load(std::string & message) {
     return nrt;
 }
 
+// Sets the address at which ranks meet, unless it is set: AWS requires it of programs with collectives, before nrt_init.
+// Another program may take the port before libnrt does.
+static void choose_root_comm() {
+    const int   fd      = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = {};
+    socklen_t   size    = sizeof(address);
+    address.sin_family  = AF_INET;
+    address.sin_addr    = { htonl(INADDR_LOOPBACK) };
+    if (bind(fd, (sockaddr *) &address, size) == 0 && getsockname(fd, (sockaddr *) &address, &size) == 0) {
+        const std::string root = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+        setenv("NEURON_RT_ROOT_COMM_ID", root.c_str(), 0);
+    }
+    close(fd);
+}
+
 void neuron_nrt::initialize() const {
     if (is_limited) {
         setenv("NEURON_RT_NUM_CORES", std::to_string(n_cores).c_str(), 1);
+    }
+    if (n_cores != 1) {
+        choose_root_comm();
     }
     NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     if (status != NRT_SUCCESS) {

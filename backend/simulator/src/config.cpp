@@ -199,6 +199,8 @@ static bool read_profile(config & out, std::string & error) {
         error = bad("NEURON_SIMULATOR_SLICE_ALIGNMENT", alignment, "bytes, at most 65536");
         return false;
     }
+    const char * const root  = variable("NEURON_RT_ROOT_COMM_ID");
+    out.root_comm            = root != nullptr ? root : "";
     const char * const locks = variable("NEURON_SIMULATOR_LOCKS");
     out.lock_folder          = locks != nullptr ? locks : "";
     return true;

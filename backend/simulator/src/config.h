@@ -42,6 +42,7 @@ struct config {
     std::string           fault;                   // NEURON_SIMULATOR_FAULT, a list for faults::read; empty: no faults
     size_t                slice_alignment = 1;     // bytes: other offsets of slices are refused
     std::string           lock_folder;  // processes with the same folder share an instance; empty: no sharing
+    std::string           root_comm;    // NEURON_RT_ROOT_COMM_ID
 
     // Returns whether a tensor of 4 GiB or more overflows, as in releases before 2.28.
     bool overflows() const { return strict && release < 28; }

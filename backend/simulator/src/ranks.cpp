@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 
 namespace simulator {
 
@@ -154,6 +155,15 @@ void ranks::close() {
     }
 }
 
+// Returns whether a text has the form ADDRESS:PORT.
+static bool is_address(const std::string & text) {
+    const size_t colon = text.rfind(':');
+    const char * port  = colon == std::string::npos ? "" : text.c_str() + colon + 1;
+    char *       end;
+    const long   number = strtol(port, &end, 10);
+    return colon > 0 && *port != '\0' && *end == '\0' && number > 0 && number < 65536;
+}
+
 NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where) {
     if (count == 0 || rank >= count) {
         log(level::error, where, "device %u of %u", rank, count);
@@ -174,6 +184,18 @@ NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count,
     if (vnc >= 0 && static_cast<uint32_t>(vnc) >= rt.cores()) {
         log(level::error, where, "core %d is wanted, %u are visible", static_cast<int>(vnc), rt.cores());
         return NRT_LOAD_NOT_ENOUGH_NC;
+    }
+    const std::string target = rt.config.profile != nullptr ? neuron_target_of_family(rt.config.profile->family) : "";
+    const std::string why    = rt.config.strict ? neuron_rank_error(target, count, 0) : "";
+    if (!why.empty()) {
+        log(level::error, where, "%s", why.c_str());
+        return NRT_INVALID;
+    }
+    if (rt.config.strict && !is_address(rt.config.root_comm)) {
+        log(level::error, where,
+            "collectives need NEURON_RT_ROOT_COMM_ID=ADDRESS:PORT before nrt_init, where the ranks meet; it is '%s'",
+            rt.config.root_comm.c_str());
+        return NRT_FAILURE;
     }
     const uint32_t core = vnc < 0 ? rank : static_cast<uint32_t>(vnc);
     if (rt.core_states[core].wedged || rt.faults.strikes("wedged")) {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +118,14 @@ class Libnrt:
         return f"{'.'.join(map(str, found.numbers[:3]))} {found.detail.decode(errors='replace')}".strip()
 
     def init(self) -> int:
-        """Initializes the library and returns the number of this process's cores."""
+        """Initializes the library and returns the number of this process's cores.
+
+        Sets NEURON_RT_ROOT_COMM_ID to a free port of this machine, unless it is set: programs with collectives need it.
+        """
+        if "NEURON_RT_ROOT_COMM_ID" not in os.environ:
+            with socket.socket() as unused:
+                unused.bind(("127.0.0.1", 0))
+                os.environ["NEURON_RT_ROOT_COMM_ID"] = f"127.0.0.1:{unused.getsockname()[1]}"
         self._call("nrt_init", ctypes.c_int(_NO_FRAMEWORK), b"", b"")
         count = ctypes.c_uint32()
         self._call("nrt_get_visible_vnc_count", ctypes.byref(count))
