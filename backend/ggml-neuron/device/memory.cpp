@@ -447,6 +447,13 @@ size_t neuron_core::missing_programs(const neuron_programs & all) const {
     return missing + rest(std::max(pages(all.memory.scratchpad), once), loaded_pages) + (n_loaded ? 0 : microcode(nrt));
 }
 
+// locked. Returns the memory that a program will take that is not loaded yet.
+size_t neuron_core::missing_for(const neuron_model & model) const {
+    const size_t scratchpad = std::max(pages(model.memory.scratchpad), n_loaded ? 0 : NEURON_SCRATCHPAD_MEMORY);
+    return (model.memory.bytes ? model.memory.bytes : program_size()) + (n_loaded ? 0 : microcode(nrt)) + scratchpad -
+           std::min<size_t>(scratchpad, loaded_pages);
+}
+
 void neuron_core::memory_stats(const neuron_programs & all_programs, size_t * free, size_t * total) {
     *free = *total = 0;
     nrt_vnc_memory_stats_t all;

@@ -357,23 +357,12 @@ bool neuron_chain::load(known & k) {
             return false;
         }
     }
+    std::vector<neuron_core *> cores;
+    for (const ggml_backend_neuron_context * rank : ranks) {
+        cores.push_back(rank->device->core.get());
+    }
     for (const neuron_kernel & kernel : kernels[0]) {
-        std::vector<uint8_t> neff;
-        size_t               n_loaded = 0;
-        bool                 readable = true;
-        for (const ggml_backend_neuron_context * rank : ranks) {  // before any rank loads it and waits for others
-            readable = rank->device->core->read_collective(kernel, neff) && readable;
-            n_loaded += neff.empty();
-        }
-        if (!readable) {
-            return false;
-        }
-        const bool loaded =
-            n_loaded == ranks.size() || (n_loaded == 0 && on_all_ranks([&](size_t rank) {
-                                             return ranks[rank]->device->core->load_collective(
-                                                 kernel, neff, (uint32_t) rank, (uint32_t) ranks.size());
-                                         }));
-        if (!loaded) {
+        if (!neuron_load_on_all(cores, kernel)) {
             NEURON_ERROR("%s did not load on all of %zu cores\n"
                          "parts of graphs and reductions are computed one after the other from now on\n",
                          kernel.id(), ranks.size());

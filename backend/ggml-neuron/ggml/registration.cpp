@@ -24,8 +24,11 @@
 #include "weights/repacked.h"
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -269,6 +272,9 @@ static struct ggml_backend_reg g_reg = [] {
     return reg;
 }();
 
+// How long the exit of the process waits for the NeuronCores.
+static constexpr auto MAX_RELEASE = std::chrono::seconds(5);
+
 // Reports why there are no devices.
 static void ggml_backend_neuron_no_devices(const std::string & why) {
     NEURON_WARN("no devices%s: %s\n", neuron_recording() ? ", and nothing is recorded" : "", why.c_str());
@@ -433,8 +439,16 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
             if (!nothing.empty()) {
                 NEURON_WARN("%s\n", nothing.c_str());
             }
-            for (auto & device : ggml_backend_neuron_shared().contexts) {
-                device->core->release();
+            // A thread that another one, or libnrt, never lets continue does not hold up the exit.
+            auto released = std::make_shared<std::promise<void>>();
+            std::thread([released] {
+                for (auto & device : ggml_backend_neuron_shared().contexts) {
+                    device->core->release();
+                }
+                released->set_value();
+            }).detach();
+            if (released->get_future().wait_for(MAX_RELEASE) != std::future_status::ready) {
+                NEURON_WARN("the NeuronCores are busy: the process ends without waiting for them\n");
             }
         });
         return shared;

@@ -23,7 +23,7 @@ static constexpr size_t   MIB       = size_t(1) << 20;
 
 #include "instances.inc"
 
-static constexpr double MAX_LAUNCH_US = 1e6;
+static constexpr double MAX_LAUNCH_US = 1e7;
 static constexpr size_t MAX_ALIGNMENT = 65536;
 
 // The largest number of requests in a queue of nrta_*: libnrt reduces a larger NEURON_RT_XU_COMPUTE_MAX_QUEUED_REQUESTS
@@ -312,7 +312,7 @@ bool config::read(config & out, std::string & error) {
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
     out.priced                = launch != nullptr && strcmp(launch, "target") == 0;
     if (launch != nullptr && !out.priced && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
-        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000, or target");
+        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 10000000, or target");
         return false;
     }
     return true;
