@@ -3,12 +3,17 @@
 #include "../bundle/src/ascii.h"
 #include "targets.h"
 
+#include <arpa/inet.h>
 #include <dlfcn.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <sstream>
 #include <vector>
@@ -45,7 +50,13 @@ static const char * bind_functions(void * handle, neuron_nrt & nrt) {
 
 // Sets `target` to the value of neuronx-cc's --target for the machine, or "" for an unknown machine. Returns false when
 // the library does not report the machine: AWS does not document that it does so before it is initialized.
+// GGML_NEURON_TARGET names the target for both.
 static bool read_target(const neuron_nrt & nrt, std::string & target) {
+    const char * chosen = getenv("GGML_NEURON_TARGET");
+    if (chosen && *chosen) {
+        target = chosen;
+        return true;
+    }
     nrt_instance_info_t info{};
     if (!nrt.nrt_get_instance_info || nrt.nrt_get_instance_info(&info, sizeof(info)) != NRT_SUCCESS) {
         return false;
@@ -58,6 +69,33 @@ static bool read_target(const neuron_nrt & nrt, std::string & target) {
         target = neuron_target_of(nk::lower(name));
     }
     return true;
+}
+
+// Reads the number of physical cores per logical core: from libnrt, else from what AWS's libnrt reads, else the target's
+// default. AWS's file is in the folder above the library's: /opt/aws/neuron/logical_nc_config.
+static void read_lnc(neuron_nrt & nrt) {
+    nrt.lnc_source = "libnrt";
+    if (nrt.nec_get_virtual_core_size && nrt.nec_get_virtual_core_size(&nrt.lnc) == NRT_SUCCESS && nrt.lnc > 0) {
+        return;
+    }
+    for (const char * name : { "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE" }) {
+        const char * value = getenv(name);
+        if (value && *value) {
+            nrt.lnc        = (uint32_t) atoi(value);
+            nrt.lnc_source = name;
+            return;
+        }
+    }
+    Dl_info library = {};
+    if (dladdr((const void *) nrt.nrt_init, &library)) {
+        const std::string folder = std::string(library.dli_fname).substr(0, std::string(library.dli_fname).rfind('/'));
+        nrt.lnc_source           = folder.substr(0, folder.rfind('/') + 1) + "logical_nc_config";
+        if (std::ifstream(nrt.lnc_source) >> nrt.lnc) {
+            return;
+        }
+    }
+    nrt.lnc        = neuron_default_lnc(nrt.target);
+    nrt.lnc_source = nrt.lnc ? "the default of " + nrt.target : "";
 }
 
 // Returns the number of cores in a list such as "3", "0-3" or "0,2,4-5"; 0 when the text is not such a list.
@@ -103,8 +141,9 @@ static std::string count_cores(neuron_nrt & nrt) {
                                       : nrt.path + ": " + nrt.describe("nrt_get_total_vnc_count", status) +
                                             ": no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use";
     }
-    nrt.n_cores    = nrt.has_selected_cores ? std::min(nrt.n_cores, total) : std::min(total, NEURON_MAX_CORES);
-    nrt.is_limited = !nrt.has_selected_cores && total > NEURON_MAX_CORES;
+    const uint32_t most = nrt.has_selected_cores ? nrt.n_cores : neuron_most_ranks(nrt.target, NEURON_MAX_CORES);
+    nrt.n_cores         = std::min(most, total);
+    nrt.is_limited      = !nrt.has_selected_cores && total > nrt.n_cores;
     return "";
 }
 
@@ -183,21 +222,40 @@ static const neuron_nrt * load(std::string & message) {
                                " has no asynchronous functions of version NRT_3.0.0 (SDK 2.29 and later)");
     }
     limit_requests(*nrt);
+    if (!read_target(*nrt, nrt->target) && nrt->nrt_get_instance_info) {
+        nrt->remarks.push_back(
+            "libnrt does not report the machine before it is initialized: GGML_NEURON_TARGET names it");
+    }
     message = count_cores(*nrt);
     if (!message.empty()) {
         delete nrt;
         return nullptr;
     }
-    if (!read_target(*nrt, nrt->target) && nrt->nrt_get_instance_info) {
-        nrt->remarks.push_back(
-            "libnrt does not report the machine before it is initialized: GGML_NEURON_TARGET names it");
-    }
+    read_lnc(*nrt);
     return nrt;
+}
+
+// Sets the address at which ranks meet, unless it is set: AWS requires it of programs with collectives, before nrt_init.
+// Another program may take the port before libnrt does.
+static void choose_root_comm() {
+    const int   fd      = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = {};
+    socklen_t   size    = sizeof(address);
+    address.sin_family  = AF_INET;
+    address.sin_addr    = { htonl(INADDR_LOOPBACK) };
+    if (bind(fd, (sockaddr *) &address, size) == 0 && getsockname(fd, (sockaddr *) &address, &size) == 0) {
+        const std::string root = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+        setenv("NEURON_RT_ROOT_COMM_ID", root.c_str(), 0);
+    }
+    close(fd);
 }
 
 void neuron_nrt::initialize() const {
     if (is_limited) {
         setenv("NEURON_RT_NUM_CORES", std::to_string(n_cores).c_str(), 1);
+    }
+    if (n_cores != 1) {
+        choose_root_comm();
     }
     NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     if (status != NRT_SUCCESS) {

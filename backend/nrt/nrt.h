@@ -49,6 +49,8 @@ struct neuron_nrt {
     bool        has_selected_cores = false;  // NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES chooses them
     bool        is_limited         = false;  // the machine has more, which stay with other processes
     std::string target;                      // the target of NEFFs for this machine ("trn1"); empty when unknown
+    uint32_t    lnc = 0;                     // physical cores per logical core; 0 when unknown
+    std::string lnc_source;                  // what states it, for messages; empty when unknown
 
     // The number of live objects of the library. Code that creates an object that outlives a function counts it here.
     // At exit the library is closed only when there are none: freeing an object later would call into a closed library.

@@ -145,6 +145,9 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t                 vnc,
                                     size_t *                 stats_size_out);
 NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size);
 
+// Physical cores per VNC (nec.h).
+NRT_STATUS nec_get_virtual_core_size(uint32_t * size);
+
 // ---- models ------------------------------------------------------------------------------------------------------------
 
 // start_vnc -1: the library chooses; vnc_count -1: as many as the NEFF requires.
@@ -303,6 +306,7 @@ NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
     X(nrt_get_tensor_from_tensor_set) \
     X(nrt_get_vnc_memory_stats)       \
     X(nrt_get_instance_info)          \
+    X(nec_get_virtual_core_size)      \
     X(nrt_load_collectives)           \
     X(nrt_build_global_comm)          \
     X(nrt_barrier)                    \

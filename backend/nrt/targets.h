@@ -32,26 +32,47 @@ inline std::string neuron_target_of_family(uint32_t family) {
     return "";
 }
 
+// Returns the target of a name, or NULL.
+inline const neuron_target * neuron_find_target(const std::string & name) {
+    const auto * target = std::find_if(std::begin(NEURON_TARGETS), std::end(NEURON_TARGETS),
+                                       [&](const neuron_target & known) { return name == known.name; });
+    return target == std::end(NEURON_TARGETS) ? nullptr : target;
+}
+
 inline bool neuron_is_target(const std::string & name) {
-    return std::any_of(std::begin(NEURON_TARGETS), std::end(NEURON_TARGETS),
-                       [&](const neuron_target & target) { return name == target.name; });
+    return neuron_find_target(name) != nullptr;
 }
 
-// Returns the number of physical cores per logical core of a machine without NEURON_LOGICAL_NC_CONFIG; 0 for an unknown
-// machine.
-inline uint32_t neuron_default_lnc(const std::string & machine) {
-    for (const neuron_target & known : NEURON_TARGETS) {
-        if (machine == known.name) {
-            return known.lnc;
+// Returns why the cores from number `first` of a machine on can't compute one program; "" if they can, or the machine is
+// unknown.
+inline std::string neuron_rank_error(const std::string & machine, uint32_t n_ranks, uint32_t first) {
+    const neuron_target * target = neuron_find_target(machine);
+    if (target && std::find(target->ranks.begin(), target->ranks.end(), n_ranks) == target->ranks.end()) {
+        std::string counts;
+        for (const uint32_t n : target->ranks) {
+            counts += (counts.empty() ? "" : n == target->ranks.back() ? " or " : ", ") + std::to_string(n);
         }
+        return machine + " has collectives over " + counts + " cores, not " + std::to_string(n_ranks);
     }
-    return 0;
+    if (target && first % n_ranks) {
+        return "a program of " + std::to_string(n_ranks) + " cores begins at a core that is a multiple of " +
+               std::to_string(n_ranks) + ", not at core " + std::to_string(first);
+    }
+    return "";
 }
 
-// Returns the number of physical cores per logical core of a machine; 0 if unknown.
-inline uint32_t neuron_lnc(const std::string & machine) {
-    const char * configured = getenv("NEURON_LOGICAL_NC_CONFIG");
-    return configured && *configured ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
+// Returns the most cores up to a limit that can compute one program; the limit for an unknown machine.
+inline uint32_t neuron_most_ranks(const std::string & machine, uint32_t limit) {
+    while (limit > 1 && !neuron_rank_error(machine, limit, 0).empty()) {
+        limit--;
+    }
+    return limit;
+}
+
+// Returns the number of physical cores per logical core that a machine has by default; 0 for an unknown machine.
+inline uint32_t neuron_default_lnc(const std::string & machine) {
+    const neuron_target * target = neuron_find_target(machine);
+    return target ? target->lnc : 0;
 }
 
 // Returns the bytes of HBM of a logical core of a machine: its share of the chip's. 0 if unknown.
@@ -66,10 +87,6 @@ inline uint64_t neuron_core_memory(const std::string & machine) {
 
 // Returns whether NEFFs for `target` run on a machine of the target `machine`. True if `machine` is "".
 inline bool neuron_runs_on(const std::string & target, const std::string & machine) {
-    for (const neuron_target & known : NEURON_TARGETS) {
-        if (machine == known.name) {
-            return std::find(known.runs.begin(), known.runs.end(), target) != known.runs.end();
-        }
-    }
-    return machine.empty();
+    const neuron_target * known = neuron_find_target(machine);
+    return known ? std::find(known->runs.begin(), known->runs.end(), target) != known->runs.end() : machine.empty();
 }

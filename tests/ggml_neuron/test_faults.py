@@ -323,11 +323,11 @@ def expect_used_or_left_out(result: Result, target: str, machine: str) -> None:
     assert (f": left out: it is compiled for {target}, and this is {machine}\n" in result.log) == (not used)
 
 
-@pytest.mark.parametrize(("instance", "cores"), [("trn1.2xlarge", 2), ("inf2.48xlarge", 15), ("trn2.48xlarge", 15)])
+@pytest.mark.parametrize(("instance", "cores"), [("trn1.2xlarge", 2), ("inf2.48xlarge", 8), ("trn2.48xlarge", 8)])
 def test_an_instance_is_known_by_its_family(
     run: Run, kernels: Path, neuron_target: str, instance: str, cores: int
 ) -> None:
-    """Kernels compiled for trn1 also run on inf2. The backend claims at most as many cores as ggml's scheduler takes."""
+    """Kernels compiled for trn1 also run on inf2. The backend claims as many cores as one program computes."""
     variables = {"NEURON_SIMULATOR_INSTANCE": instance, "NEURON_RT_NUM_CORES": None, "GGML_NEURON_LOG": "1"}
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
     expect_used_or_left_out(result, neuron_target, instance.partition(".")[0])
@@ -369,10 +369,24 @@ def test_kernels_for_other_logical_cores_are_left_out(
     assert (f"compiled for --lnc {lnc}, and the NeuronCores have {cores} (" in result.log) == (not used), result.log
 
 
+def test_logical_cores_of_an_older_libnrt_are_in_a_file(
+    run: Run, kernels: Path, noop: dict[str, str | Path], tmp_path: Path
+) -> None:
+    """libnrt-noop.so lacks nec_get_virtual_core_size. The file is in the folder above the library's."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnrt.so.1").symlink_to(noop["GGML_NEURON_LIBNRT"])
+    (tmp_path / "logical_nc_config").write_text("2\n")
+    result = run(
+        "add", GGML_NEURON_KERNEL_DIR=kernels, **noop | {"GGML_NEURON_LIBNRT": tmp_path / "lib" / "libnrt.so.1"}
+    )
+    assert result.said == {}
+    assert f"compiled for --lnc 1, and the NeuronCores have 2 ({tmp_path}/logical_nc_config)" in result.log
+
+
 def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NEURON_RT_NUM_CORES="17")
     assert result.said == {"add": "ok"}, result.log
-    assert "15 of 17 NeuronCores are used: ggml's scheduler takes 15 devices beside the CPU" in result.log
+    assert "8 of 17 NeuronCores are used: ggml's scheduler takes 15 devices beside the CPU" in result.log
 
 
 def test_the_helper_is_killed_with_an_execution(run: Run, kernels: Path) -> None:

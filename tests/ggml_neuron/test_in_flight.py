@@ -40,6 +40,18 @@ def test_results_are_the_same_at_any_depth(run: Run, kernels: Path, depth: str) 
         assert launches > 50 and later > launches / 2
 
 
+def test_exit_does_not_wait_for_long_launches(run: Run, kernels: Path) -> None:
+    result = run(
+        "exits-in-flight",
+        GGML_NEURON_KERNEL_DIR=kernels,
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_QUEUE_DEPTH="63",
+        NEURON_SIMULATOR_LAUNCH_US="10000000",
+    )
+    assert (result.status, result.said) == (0, {"exits-in-flight": "ok"}), result.log
+    assert "the NeuronCores are busy: the process ends without waiting for them" in result.log
+
+
 _TENSOR = "(64,4,1,1)/f32"
 _ANY = f'op: scale, output: "{_TENSOR}", params: {{s: any, b: any}}'
 NUMBERS = f"""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Run, build, built_tree
+from programs import Programs, Run, build, built_tree
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.neff import container
@@ -37,14 +37,23 @@ def test_kernels_run_on_a_core_of_the_target_that_tests_have(
 
 @pytest.mark.parametrize(
     ("variables", "memory", "physical"),
-    [({}, 24 << 30, 2), ({"NEURON_LOGICAL_NC_CONFIG": "1"}, 12 << 30, 1)],
+    [
+        ({}, 24 << 30, 2),
+        ({"NEURON_LOGICAL_NC_CONFIG": "1"}, 12 << 30, 1),
+        ({"GGML_NEURON_LIBNRT": "in a folder with logical_nc_config"}, 12 << 30, 1),
+    ],
 )
 def test_a_trn2_with_logical_cores_of_either_size(
-    run: Run, tmp_path: Path, variables: dict[str, str], memory: int, physical: int
+    run: Run, programs: Programs, tmp_path: Path, variables: dict[str, str | Path], memory: int, physical: int
 ) -> None:
     """The recorded manifest names the number of physical cores per logical core where it is not the default. The
     reported free memory leaves room for what libnrt takes for a program.
     """
+    if "GGML_NEURON_LIBNRT" in variables:
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "libnrt.so.1").symlink_to(programs.simulator)
+        (tmp_path / "logical_nc_config").write_text("1\n")
+        variables = {"GGML_NEURON_LIBNRT": tmp_path / "lib" / "libnrt.so.1"}
     variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "GGML_NEURON_BUFFERS": "device"} | variables
     manifest = tmp_path / "trn2.yaml"
     assert run("add", GGML_NEURON_RECORD=manifest, **variables).said == {"add": "ok"}

@@ -440,6 +440,41 @@ def test_a_rank_that_fails_is_an_error(
         assert re.search(r"core \d: nrta_execute_schedule failed", got.log), got.log[-4000:]
 
 
+def test_a_rank_that_does_not_load_does_not_hold_up_the_others(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
+) -> None:
+    """The other rank waits in nrt_load_collectives for ever, also at the end of the process."""
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_SIMULATOR_FAULT="load@2")
+    check(got, right)
+    assert got.reductions == 2 * 2 * LAYERS
+    (failed,) = re.findall(r"core (\d): nrt_load_collectives failed: NRT_FAILURE", got.log)
+    assert f"core {1 - int(failed)}: nrt_load_collectives has not returned" in got.log
+    assert "did not load on all of 2 cores" in got.log
+
+
+def test_a_program_that_does_not_fit_is_loaded_on_no_core(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
+) -> None:
+    """Programs without reductions fit without a page of the scratchpad, which libnrt takes for the first program."""
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_SIMULATOR_MEMORY="128M")
+    check(got, right)
+    assert got.reductions == 2 * 2 * LAYERS
+    assert re.search(r"core 1: graph-\S+ of .* does not fit beside the tensors", got.log), got.log[-4000:]
+    assert "nrt_load_collectives" not in got.log
+
+
+def test_cores_that_can_not_compute_one_program_sum_in_host_memory(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
+) -> None:
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_RT_VISIBLE_CORES="1-2")
+    check(got, right)
+    assert got.reductions == 2 * 2 * LAYERS
+    assert (
+        "sums over 2 cores go through the host's memory: a program of 2 cores begins at a core that is a multiple of 2, not "
+        "at core 1" in got.log
+    )
+
+
 @pytest.mark.parametrize(
     "fault", ["lost@4", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("rank@1", "absent@1", "execute@3"))]
 )

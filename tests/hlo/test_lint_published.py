@@ -337,6 +337,13 @@ def test_replica_groups_have_each_rank_once_and_are_few(groups: list[Any], said:
     assert all(said in f.message for f in found)
 
 
+def test_replica_groups_have_a_number_of_ranks_of_the_target() -> None:
+    four = reductions([[0, 1], [2, 3]])
+    (finding,) = [f for f in errors(lint(four, TARGETS["trn1"])) if f.rule == "kernelgen/replica-groups"]
+    assert "trn1 has collectives over 1, 2, 8, 16 or 32 cores, not 4" in finding.message
+    assert not [f for f in errors(lint(four, TARGETS["inf2"])) if f.rule == "kernelgen/replica-groups"]
+
+
 def test_a_u64_constant_is_refused_by_its_size() -> None:
     def plus(n: int) -> bytes:
         return canonical(lambda x: x + jnp.array([1, n], "uint64"), ((2,), "uint64"), x64=True)

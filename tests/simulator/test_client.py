@@ -175,6 +175,7 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge"}, "NRT_SUCCESS 2 2"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_RT_NUM_CORES": "3"}, "NRT_SUCCESS 64 3"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG": "1"}, "NRT_SUCCESS 128 128"),
+        ({"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_RT_VIRTUAL_CORE_SIZE": "1"}, "NRT_SUCCESS 128 128"),
         ({"NEURON_SIMULATOR_INSTANCE": "inf2.48xlarge", "NEURON_RT_VISIBLE_CORES": "24"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn9.metal"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_STRICT": "yes"}, "NRT_INVALID 0 0"),

@@ -295,6 +295,7 @@ def test_another_runtime_is_reported(
     ("fault", "text"),
     [
         ("rank@1", "NRT_EXEC_UNIT_UNRECOVERABLE"),
+        ("load@4", "its call has not returned"),  # the second rank's, after two other programs
         pytest.param("wedged", "nrt_load_collectives returned NRT_TIMEOUT", marks=pytest.mark.long),
         pytest.param("absent@2", "nrt_execute returned NRT_TIMEOUT", marks=pytest.mark.long),
     ],

@@ -164,6 +164,33 @@ def test_ranks_of_other_processes_are_refused(run: Run) -> None:
     assert "the simulator has no ranks in several processes" in log
 
 
+@pytest.mark.parametrize("root", ["", "127.0.0.1", "127.0.0.1:0"])
+def test_collectives_need_an_address_where_ranks_meet(run: Run, root: str) -> None:
+    """kernelgen.device.libnrt sets the variable, and other tests pass, unless it is set."""
+    (failed,), log = run(hlo_of(all_reduce(SUM)), "execute", NEURON_RT_ROOT_COMM_ID=root)
+    assert failed == [f"{LOADING} NRT_FAILURE (1)"] * RANKS
+    assert (
+        f"collectives need NEURON_RT_ROOT_COMM_ID=ADDRESS:PORT before nrt_init, where the ranks meet; it is '{root}'"
+        in log
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        (
+            {"NEURON_SIMULATOR_INSTANCE": "trn1.32xlarge"},
+            "trn1 has collectives over 1, 2, 8, 16 or 32 cores, not 4",
+        ),
+        ({"NEURON_RT_VISIBLE_CORES": "2-5"}, "rank 0 of 4 is on core 2 of the machine"),
+    ],
+)
+def test_cores_that_have_no_collectives_are_refused(run: Run, variables: dict[str, str], text: str) -> None:
+    (failed,), log = run(hlo_of(all_reduce(SUM)), "execute", **variables)
+    assert failed == [f"{LOADING} {INVALID}"] * RANKS
+    assert text in log
+
+
 @pytest.mark.parametrize(
     ("groups", "said"),
     [

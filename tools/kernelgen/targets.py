@@ -34,6 +34,8 @@ class Target:
         memory_gib: HBM of a physical core, in GiB: its share of the chip's HBM.
         moving_free: maximum number of elements per partition of a product's moving operand.
         product_banks: maximum number of PSUM banks that one product may write.
+        ranks: numbers of cores over which AWS's runtime has collectives. A program of N ranks begins at a core that is a multiple
+            of N.
         families: machine families that `nrt_get_instance_info` returns: values of NRT_INSTANCE_… in libnrt's header nrt.h.
     """
 
@@ -50,12 +52,22 @@ class Target:
     cpus_per_compile: int = 1
     experimental: bool = False
     runs: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     families: tuple[int, ...] = ()
     sbuf_bytes: int = 180_224
     state_buffer_mib: int = 24
     memory_gib: int = 16
     moving_free: int = 512
     product_banks: int = 1
+
+    def rank_error(self, ranks: int, first: int = 0) -> str:
+        """Returns why cores from number `first` of the machine on can't compute one program; empty if they can."""
+        if ranks not in self.ranks:
+            *counts, last = map(str, self.ranks)
+            return f"{self.name} has collectives over {', '.join(counts)} or {last} cores, not {ranks}"
+        if first % ranks:
+            return f"a program of {ranks} cores begins at a core that is a multiple of {ranks}, not at core {first}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +101,28 @@ PSUM_BANKS = 8
 PSUM_BANK_BYTES = 2048
 """Bytes of a PSUM bank in one partition."""
 
+_TRN1_RANKS = (1, 2, 8, 16, 32)
+
 TARGETS = MappingProxyType(
     {
         t.name: t
         for t in (
-            Target("trn1", 2, "sunda", 2, 1, (1,), (), True, True, runs=("trn1n",), families=(2,)),
-            Target("trn1n", 2, "sunda", 2, 1, (1,), (), True, True, runs=("trn1",), families=(3,)),
-            Target("inf2", 2, "sunda", 2, 1, (1,), (), True, True, runs=("trn1", "trn1n"), families=(4, 7)),
+            Target("trn1", 2, "sunda", 2, 1, (1,), (), True, True, runs=("trn1n",), ranks=_TRN1_RANKS, families=(2,)),
+            Target("trn1n", 2, "sunda", 2, 1, (1,), (), True, True, runs=("trn1",), ranks=_TRN1_RANKS, families=(3,)),
+            Target(
+                "inf2",
+                2,
+                "sunda",
+                2,
+                1,
+                (1,),
+                (),
+                True,
+                True,
+                runs=("trn1", "trn1n"),
+                ranks=(1, 2, 4, 8, 24),
+                families=(4, 7),
+            ),
             Target(
                 "trn2",
                 3,

@@ -179,7 +179,8 @@ struct neuron_model {
     bool                  evicted     = false;    // it was unloaded to free memory
     bool                  measured    = false;    // its memory was measured
     neuron_program_memory memory;                 // as stated in its bundle
-    bool                  collective = false;     // loaded on several cores at once; never unloaded to free memory
+    bool                  collective  = false;    // loaded on several cores at once; never unloaded to free memory
+    size_t                used_before = 0;        // bytes in use on the core before its load, of a collective
 
     // Why the model does not fit even after every other model was unloaded; "" when it was not refused. The core tries
     // it again only when its tensors take less memory than `refused_beside`.
@@ -234,16 +235,15 @@ struct neuron_core {
     // on a device. Reports failures; `bind` tries those programs again.
     void preload(const std::vector<neuron_kernel> & kernels);
 
-    // Reads the NEFF of a program with collectives; sets `neff` to empty if the program is already loaded. On a broken
-    // NEFF reports it and returns false.
-    bool read_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff);
+    // Reads the NEFF of a program with collectives, and unloads others to make room for it; sets `neff` to empty if the
+    // program is already loaded. On a broken NEFF, or too little memory, reports it and returns false.
+    bool prepare_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff);
 
-    // Loads a program with collectives as one of several ranks. Each rank calls this from its own thread, and the calls
-    // return together. On failure reports it and returns false.
-    bool load_collective(const neuron_kernel &        kernel,
-                         const std::vector<uint8_t> & neff,
-                         uint32_t                     rank,
-                         uint32_t                     n_ranks);
+    // Adds a program with collectives that is loaded on all cores. On failure reports it and returns false.
+    bool add_collective(const neuron_kernel & kernel, nrt_model_t * handle, uint32_t rank, uint32_t n_ranks);
+
+    // The most ranks of a program that this core has loaded: the size of libnrt's communicator.
+    std::atomic<uint32_t> communicator{ 0 };
 
     // Returns whether loading the kernel's NEFF has failed for good.
     bool is_broken(const neuron_kernel & kernel);
@@ -328,6 +328,7 @@ struct neuron_core {
     void                  note_size(neuron_model & model, size_t before);
     size_t                program_size() const;
     size_t                missing_programs(const neuron_programs & all) const;
+    size_t                missing_for(const neuron_model & model) const;
     void                  count_loaded();
     bool                  could_fit(size_t size) const;
     static size_t         microcode(const neuron_nrt & nrt);
@@ -382,3 +383,7 @@ struct neuron_core {
     std::atomic<size_t> loaded_pages{ 0 };     // their bytes of the scratchpad
     std::atomic<bool>   any_broken{ false };
 };
+
+// Loads a program with collectives on several cores at once, as ranks in this order. Holds no core meanwhile. On failure
+// reports it and returns false; after a failure of one rank it does not wait for the others.
+bool neuron_load_on_all(const std::vector<neuron_core *> & cores, const neuron_kernel & kernel);

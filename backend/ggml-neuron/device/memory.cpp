@@ -261,7 +261,7 @@ size_t neuron_core::program_size() const {
 }
 
 size_t neuron_core::microcode(const neuron_nrt & nrt) {
-    return std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY;
+    return std::max<size_t>(nrt.lnc, 1) * NEURON_MICROCODE_MEMORY;
 }
 
 // locked. Returns whether memory of this size may fit after all programs are unloaded: other tensors and the micro-code
@@ -476,6 +476,13 @@ size_t neuron_core::missing_programs(const neuron_programs & all) const {
     missing += rest(std::min(all.n_unstated, NEURON_RESERVED_PROGRAMS), loaded_unstated) * program_size();
     const size_t once = n_loaded ? 0 : page;
     return missing + rest(std::max(pages(all.memory.scratchpad), once), loaded_pages) + (n_loaded ? 0 : microcode(nrt));
+}
+
+// locked. Returns the memory that a program will take that is not loaded yet.
+size_t neuron_core::missing_for(const neuron_model & model) const {
+    const size_t scratchpad = std::max(pages(model.memory.scratchpad), n_loaded ? 0 : NEURON_SCRATCHPAD_MEMORY);
+    return (model.memory.bytes ? model.memory.bytes : program_size()) + (n_loaded ? 0 : microcode(nrt)) + scratchpad -
+           std::min<size_t>(scratchpad, loaded_pages);
 }
 
 void neuron_core::memory_stats(const neuron_programs & all_programs, size_t * free, size_t * total) {

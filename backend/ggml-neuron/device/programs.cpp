@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <functional>
+#include <thread>
 
 // The most sources and results of a NEFF: the most slots in a graph's key.
 static constexpr size_t MAX_TENSORS = 1 << 16;
@@ -215,34 +218,42 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
     return status;
 }
 
-bool neuron_core::read_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff) {
+bool neuron_core::prepare_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff) {
     const std::lock_guard<std::mutex> lock(mutex);
     neuron_model &                    model = model_of(kernel);
     std::string                       message;
     model.collective = true;
     neff.clear();
-    return model.handle || read_neff(model, neff, message);
+    if (model.handle) {
+        return true;
+    }
+    if (!read_neff(model, neff, message)) {
+        return false;
+    }
+    const size_t size = missing_for(model);
+    do {
+        model.used_before = used();
+        nrt_vnc_memory_stats_t all;
+        if (!stats(all) || all.bytes_limit == 0 ||
+            all.bytes_limit - std::min(all.bytes_used, all.bytes_limit) >= size) {
+            return true;
+        }
+    } while (evict());
+    NEURON_ERROR("core %d: %s does not fit beside the tensors, though no other program is loaded%s\n", vnc,
+                 model.name.c_str(), occupancy(size, "at least ").c_str());
+    return false;
 }
 
-bool neuron_core::load_collective(const neuron_kernel &        kernel,
-                                  const std::vector<uint8_t> & neff,
-                                  uint32_t                     rank,
-                                  uint32_t                     n_ranks) {
+bool neuron_core::add_collective(const neuron_kernel & kernel, nrt_model_t * handle, uint32_t rank, uint32_t n_ranks) {
     const std::lock_guard<std::mutex> lock(mutex);
     neuron_model &                    model = model_of(kernel);
     std::string                       message;
-    const size_t                      before = used();
-    const NRT_STATUS status = nrt.nrt_load_collectives(neff.data(), neff.size(), vnc, -1, rank, n_ranks, &model.handle);
-    if (status != NRT_SUCCESS) {
-        model.handle = nullptr;
-        NEURON_ERROR("core %d: %s: %s as rank %u of %u\n", vnc, nrt.describe("nrt_load_collectives", status).c_str(),
-                     model.name.c_str(), rank, n_ranks);
-        return false;
-    }
-    note_size(model, before);
-    nrt.users++;
-    n_loaded++;
+    model.handle    = handle;
     model.last_used = ++clock;
+    note_size(model, model.used_before);
+    communicator = std::max<uint32_t>(communicator, n_ranks);
+    n_loaded++;
+    count_loaded();
     NEURON_DEBUG("core %d: loaded %s as rank %u of %u\n", vnc, model.name.c_str(), rank, n_ranks);
     if (model.tensors.empty() && read_tensors(model, message) != NRT_SUCCESS) {
         mark_broken(model, message);
@@ -250,6 +261,106 @@ bool neuron_core::load_collective(const neuron_kernel &        kernel,
         return false;
     }
     return true;
+}
+
+namespace {
+
+// A program that is being loaded on several cores. When one of them fails, libnrt lets the others wait for ever: their
+// threads share this object with the caller that gave up.
+struct collective_load {
+    struct rank {
+        bool          done     = false;
+        const char *  function = "nrt_load_collectives";  // the last one that was called
+        NRT_STATUS    status   = NRT_SUCCESS;
+        nrt_model_t * handle   = nullptr;
+    };
+
+    explicit collective_load(size_t n_ranks) : ranks(n_ranks) {}
+
+    bool all_done() const {
+        return std::all_of(ranks.begin(), ranks.end(), [](const rank & r) { return r.done; });
+    }
+
+    bool any_failed() const {
+        return std::any_of(ranks.begin(), ranks.end(), [](const rank & r) { return r.status != NRT_SUCCESS; });
+    }
+
+    std::vector<uint8_t>    neff;
+    std::mutex              mutex;  // guards `ranks`
+    std::condition_variable changed;
+    std::vector<rank>       ranks;
+};
+
+// Loads a program as one of several ranks. The first program of a core joins the communicator of all ranks.
+void load_rank(const std::shared_ptr<collective_load> & load, const neuron_nrt & nrt, int vnc, uint32_t i, bool joins) {
+    const auto            n_ranks = (uint32_t) load->ranks.size();
+    collective_load::rank rank;
+    if (joins && nrt.nrt_build_global_comm) {
+        rank.function = "nrt_build_global_comm";
+        rank.status   = nrt.nrt_build_global_comm(vnc, i, n_ranks);
+    }
+    if (rank.status == NRT_SUCCESS) {
+        rank.function = "nrt_load_collectives";
+        rank.status = nrt.nrt_load_collectives(load->neff.data(), load->neff.size(), vnc, -1, i, n_ranks, &rank.handle);
+    }
+    if (rank.status != NRT_SUCCESS) {
+        rank.handle = nullptr;
+        nrt.users--;
+    }
+    rank.done = true;
+    const std::lock_guard<std::mutex> lock(load->mutex);
+    load->ranks[i] = rank;
+    load->changed.notify_all();
+}
+
+}  // namespace
+
+// How long ranks may wait for each other: all of them, and the others after one has failed.
+static constexpr auto LOAD_LIMIT   = std::chrono::minutes(10);
+static constexpr auto FAILED_LIMIT = std::chrono::seconds(5);
+
+bool neuron_load_on_all(const std::vector<neuron_core *> & cores, const neuron_kernel & kernel) {
+    const neuron_nrt & nrt      = cores[0]->nrt;
+    auto               load     = std::make_shared<collective_load>(cores.size());
+    bool               is_ready = true;
+    size_t             n_loaded = 0;
+    bool               joins    = false;
+    for (neuron_core * core : cores) {  // before any rank loads it and waits for others
+        is_ready = core->prepare_collective(kernel, load->neff) && is_ready;
+        n_loaded += load->neff.empty();
+        joins = joins || core->communicator < cores.size();
+    }
+    if (!is_ready || n_loaded > 0) {
+        return n_loaded == cores.size();
+    }
+    for (uint32_t i = 0; i < cores.size(); i++) {
+        nrt.users++;
+        std::thread(load_rank, load, std::cref(nrt), cores[i]->vnc, i, joins).detach();
+    }
+    std::vector<collective_load::rank> ranks;
+    {
+        std::unique_lock<std::mutex> lock(load->mutex);
+        load->changed.wait_for(lock, LOAD_LIMIT, [&] { return load->all_done() || load->any_failed(); });
+        load->changed.wait_for(lock, load->any_failed() ? FAILED_LIMIT : std::chrono::seconds(0),
+                               [&] { return load->all_done(); });
+        ranks = load->ranks;
+    }
+    const bool is_loaded = std::all_of(ranks.begin(), ranks.end(), [](const auto & r) { return r.handle != nullptr; });
+    bool       is_usable = is_loaded;
+    for (uint32_t i = 0; i < cores.size(); i++) {
+        if (is_loaded) {
+            is_usable = cores[i]->add_collective(kernel, ranks[i].handle, i, (uint32_t) cores.size()) && is_usable;
+        } else if (ranks[i].handle) {
+            nrt.nrt_unload(ranks[i].handle);
+            nrt.users--;
+        } else {
+            const std::string why = ranks[i].done ? nrt.describe(ranks[i].function, ranks[i].status)
+                                                  : std::string("nrt_load_collectives has not returned");
+            NEURON_ERROR("core %d: %s: %s as rank %u of %zu\n", cores[i]->vnc, why.c_str(), kernel.id(), i,
+                         cores.size());
+        }
+    }
+    return is_usable;
 }
 
 // Reads an index below MAX_TENSORS from a name that begins with `prefix`, and sets `rest` to the text behind it.

@@ -11,6 +11,7 @@
 #include "select/groups.h"
 #include "select/key_nodes.h"
 #include "select/tensors.h"
+#include "targets.h"
 
 #include <algorithm>
 #include <atomic>
@@ -72,6 +73,19 @@ void say_over_host(const ggml_cgraph * graph, const neuron_groups & groups, size
     }
 }
 
+// Returns why the runtime can't compute one program on these cores; "" when it can.
+std::string rank_error(const std::vector<ggml_backend_neuron_context *> & ranks) {
+    const char * visible = getenv("NEURON_RT_VISIBLE_CORES");
+    const int    first   = ranks[0]->device->core->vnc;
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        if (ranks[rank]->device->core->vnc != first + (int) rank) {
+            return "they do not follow one another (-dev)";
+        }
+    }
+    return neuron_rank_error(ggml_backend_neuron_shared().nrt->target, (uint32_t) ranks.size(),
+                             (uint32_t) (first + (visible ? atoi(visible) : 0)));
+}
+
 bool is_reduction(const neuron_planned & planned) {
     return planned.members.size() == 1 && neuron_is_all_reduce(planned.members[0].node);
 }
@@ -87,6 +101,11 @@ neuron_chain::neuron_chain(std::vector<ggml_backend_neuron_context *> ranks, red
                 collective.insert(kernel.neff_number());
             }
         });
+    }
+    const std::string why = collective.empty() ? "" : rank_error(this->ranks);
+    if (!why.empty()) {
+        NEURON_WARN("sums over %zu cores go through the host's memory: %s\n", this->ranks.size(), why.c_str());
+        collective.clear();
     }
     const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
     everything().chains.push_back(this);
@@ -339,23 +358,12 @@ bool neuron_chain::load(known & k) {
             return false;
         }
     }
+    std::vector<neuron_core *> cores;
+    for (const ggml_backend_neuron_context * rank : ranks) {
+        cores.push_back(rank->device->core.get());
+    }
     for (const neuron_kernel & kernel : kernels[0]) {
-        std::vector<uint8_t> neff;
-        size_t               n_loaded = 0;
-        bool                 readable = true;
-        for (const ggml_backend_neuron_context * rank : ranks) {  // before any rank loads it and waits for others
-            readable = rank->device->core->read_collective(kernel, neff) && readable;
-            n_loaded += neff.empty();
-        }
-        if (!readable) {
-            return false;
-        }
-        const bool loaded =
-            n_loaded == ranks.size() || (n_loaded == 0 && on_all_ranks([&](size_t rank) {
-                                             return ranks[rank]->device->core->load_collective(
-                                                 kernel, neff, (uint32_t) rank, (uint32_t) ranks.size());
-                                         }));
-        if (!loaded) {
+        if (!neuron_load_on_all(cores, kernel)) {
             NEURON_ERROR("%s did not load on all of %zu cores\n"
                          "parts of graphs and reductions are computed one after the other from now on\n",
                          kernel.id(), ranks.size());

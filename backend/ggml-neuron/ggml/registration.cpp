@@ -19,12 +19,16 @@
 #include "report/record_ops.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
+#include "targets.h"
 #include "weights/layouts.h"
 #include "weights/repacked.h"
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -268,6 +272,9 @@ static struct ggml_backend_reg g_reg = [] {
     return reg;
 }();
 
+// How long the exit of the process waits for the NeuronCores.
+static constexpr auto MAX_RELEASE = std::chrono::seconds(5);
+
 // Reports why there are no devices.
 static void ggml_backend_neuron_no_devices(const std::string & why) {
     NEURON_WARN("no devices%s: %s\n", neuron_recording() ? ", and nothing is recorded" : "", why.c_str());
@@ -282,8 +289,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     for (const std::string & remark : nrt.remarks) {
         NEURON_WARN("%s\n", remark.c_str());
     }
-    const std::string target = neuron_variable("GGML_NEURON_TARGET");
-    neuron_record_target(target.empty() ? nrt.target : target);
+    neuron_record_target(nrt.target, nrt.lnc);
 #ifdef GGML_NEURON_EMBEDDED
     ggml_backend_neuron_register_embedded();
 #endif
@@ -410,11 +416,15 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         if (!ggml_backend_neuron_open_kernels(*shared)) {
             return shared;
         }
-        const uint32_t n_devices = std::min(shared->nrt->n_cores, NEURON_MAX_CORES);
+        const uint32_t n_devices = shared->nrt->n_cores <= NEURON_MAX_CORES
+                                       ? shared->nrt->n_cores
+                                       : neuron_most_ranks(shared->nrt->target, NEURON_MAX_CORES);
         if (n_devices < shared->nrt->n_cores) {
-            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU\n"
-                        "to choose others, set NEURON_RT_VISIBLE_CORES\n",
-                        n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
+            NEURON_WARN(
+                "%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU, and -sm tensor a "
+                "number that computes one program\n"
+                "to choose others, set NEURON_RT_VISIBLE_CORES\n",
+                n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
         }
         shared->devices.reserve(n_devices);
         for (uint32_t i = 0; i < n_devices; i++) {
@@ -432,8 +442,16 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
             if (!nothing.empty()) {
                 NEURON_WARN("%s\n", nothing.c_str());
             }
-            for (auto & device : ggml_backend_neuron_shared().contexts) {
-                device->core->release();
+            // A thread that another one, or libnrt, never lets continue does not hold up the exit.
+            auto released = std::make_shared<std::promise<void>>();
+            std::thread([released] {
+                for (auto & device : ggml_backend_neuron_shared().contexts) {
+                    device->core->release();
+                }
+                released->set_value();
+            }).detach();
+            if (released->get_future().wait_for(MAX_RELEASE) != std::future_status::ready) {
+                NEURON_WARN("the NeuronCores are busy: the process ends without waiting for them\n");
             }
         });
         return shared;

@@ -144,7 +144,7 @@ std::vector<line> read_lines(const std::string & path) {
 }
 
 // Returns the lines of a new file before its entries.
-std::vector<line> first_lines(const std::string & path, const std::string & target) {
+std::vector<line> first_lines(const std::string & path, const std::string & target, uint32_t lnc) {
     std::vector<line> lines = {
         { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no" },
         { "# bundle had a kernel for. Entries that begin with '#' can't be built." },
@@ -152,7 +152,7 @@ std::vector<line> first_lines(const std::string & path, const std::string & targ
         { "name: \"" + manifest_name(path) + "\"" },  // quoted: YAML reads null and true as other values
         { "targets: [" + target + "]" },
     };
-    if (neuron_lnc(target) == 1 && neuron_default_lnc(target) != 1) {
+    if (lnc == 1 && neuron_default_lnc(target) != 1) {
         lines.push_back({ "compiler: {lnc: 1}" });
     }
     lines.push_back({ "kernels:" });
@@ -266,6 +266,7 @@ class folder_lock {
 struct recorder final : neuron_recording_file {
     std::string                               path;
     std::string                               target = "trn1";
+    uint32_t                                  lnc    = 0;  // 0: the target's default
     std::unordered_map<uint64_t, noted_entry> entries;
     bool                                      dirty   = false;
     bool                                      samples = false;  // whether llama.cpp probed a sampler
@@ -388,7 +389,7 @@ struct recorder final : neuron_recording_file {
             return l.text.rfind("kernels:", 0) == 0;
         };
         if (lines.empty()) {
-            lines = first_lines(path, target);
+            lines = first_lines(path, target, lnc);
         } else if (std::none_of(lines.begin(), lines.end(), is_list)) {
             return path + " exists and is not a manifest with a list of kernels";
         }
@@ -434,9 +435,10 @@ void neuron_note_executed(const ggml_tensor * op) {
     }
 }
 
-void neuron_record_target(const std::string & target) {
+void neuron_record_target(const std::string & target, uint32_t lnc) {
     if (neuron_is_target(target)) {
         the_recorder().target = target;
+        the_recorder().lnc    = lnc;
     }
 }
 

@@ -16,8 +16,9 @@ void neuron_note_executed(const ggml_tensor * op);
 // Returns whether GGML_NEURON_RECORD is set.
 bool neuron_recording();
 
-// Sets the target of the manifest's kernels ("trn1"). "", or a target that kernelgen lacks, becomes trn1.
-void neuron_record_target(const std::string & target);
+// Sets the target of the manifest's kernels ("trn1") and its physical cores per logical core. "", or a target that
+// kernelgen lacks, becomes trn1.
+void neuron_record_target(const std::string & target, uint32_t lnc);
 
 // Writes new notes to the file, and waits a few seconds while other processes write. Notes are also written about every
 // second, without waiting, and when the process exits.

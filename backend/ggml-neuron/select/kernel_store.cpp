@@ -436,22 +436,16 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
                      bundle->origin.c_str());
         return;
     }
-    const char *      chosen  = getenv("GGML_NEURON_TARGET");
-    const std::string machine = chosen && *chosen ? chosen : nrt.target;
-    if (!neuron_runs_on(target, machine)) {
+    if (!neuron_runs_on(target, nrt.target)) {
         NEURON_WARN("%s: left out: it is compiled for %s, and this is %s\n"
                     "if the machine is not that, set GGML_NEURON_TARGET\n",
-                    bundle->origin.c_str(), target, machine.c_str());
+                    bundle->origin.c_str(), target, nrt.target.c_str());
         return;
     }
-    const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
-    const bool     is_set     = configured && *configured;
-    const uint32_t lnc        = neuron_kernels_lnc(handle);
-    const uint32_t has        = is_set ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
-    if ((is_set || has) && has != lnc) {
+    const uint32_t lnc = neuron_kernels_lnc(handle);
+    if (!nrt.lnc_source.empty() && nrt.lnc != lnc) {
         NEURON_WARN("%s: left out: it is compiled for --lnc %u, and the NeuronCores have %u (%s)\n",
-                    bundle->origin.c_str(), lnc, has,
-                    is_set ? "NEURON_LOGICAL_NC_CONFIG" : "the default where NEURON_LOGICAL_NC_CONFIG is not set");
+                    bundle->origin.c_str(), lnc, nrt.lnc, nrt.lnc_source.c_str());
         return;
     }
     bundle->position = (uint32_t) bundles.size();

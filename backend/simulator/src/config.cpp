@@ -1,7 +1,9 @@
 #include "config.h"
 
+#include "../../nrt/nrt_api.h"
 #include "faults.h"
 
+#include <dlfcn.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -10,6 +12,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 
 namespace simulator {
 
@@ -19,7 +23,7 @@ static constexpr size_t   MIB       = size_t(1) << 20;
 
 #include "instances.inc"
 
-static constexpr double MAX_LAUNCH_US = 1e6;
+static constexpr double MAX_LAUNCH_US = 1e7;
 static constexpr size_t MAX_ALIGNMENT = 65536;
 
 // The largest number of requests in a queue of nrta_*: libnrt reduces a larger NEURON_RT_XU_COMPUTE_MAX_QUEUED_REQUESTS
@@ -127,6 +131,21 @@ static bool read_fault(config & out, std::string & error) {
     return true;
 }
 
+// Returns the configured number of physical cores per logical core, or "". AWS's file is in the folder above libnrt's.
+static std::string read_lnc() {
+    for (const char * const name : { "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE" }) {
+        if (const char * const value = variable(name)) {
+            return value;
+        }
+    }
+    std::string text;
+    Dl_info     own;
+    if (dladdr(reinterpret_cast<const void *>(nrt_init), &own) != 0) {
+        std::ifstream(std::filesystem::path(own.dli_fname).parent_path().parent_path() / "logical_nc_config") >> text;
+    }
+    return text;
+}
+
 // Reads the kind of machine, the release of the SDK, and whether to be strict.
 static bool read_profile(config & out, std::string & error) {
     const char * const name = variable("NEURON_SIMULATOR_INSTANCE");
@@ -146,9 +165,9 @@ static bool read_profile(config & out, std::string & error) {
         out.lnc   = out.profile->lnc;
     }
     // For trn1 and inf2, whose cores are not grouped, AWS does not document values other than 1.
-    const char * const lnc = variable("NEURON_LOGICAL_NC_CONFIG");
-    if (lnc != nullptr && (strcmp(lnc, "1") == 0 || strcmp(lnc, "2") == 0)) {
-        out.lnc = static_cast<uint32_t>(*lnc - '0');
+    const std::string lnc = read_lnc();
+    if (lnc == "1" || lnc == "2") {
+        out.lnc = static_cast<uint32_t>(lnc[0] - '0');
         if (out.profile != nullptr && out.profile->lnc == 2 && out.lnc == 1) {
             out.total *= 2;
         }
@@ -192,6 +211,8 @@ static bool read_profile(config & out, std::string & error) {
         error = bad("NEURON_SIMULATOR_SLICE_ALIGNMENT", alignment, "bytes, at most 65536");
         return false;
     }
+    const char * const root  = variable("NEURON_RT_ROOT_COMM_ID");
+    out.root_comm            = root != nullptr ? root : "";
     const char * const locks = variable("NEURON_SIMULATOR_LOCKS");
     out.lock_folder          = locks != nullptr ? locks : "";
     return true;
@@ -303,7 +324,7 @@ bool config::read(config & out, std::string & error) {
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
     out.priced                = launch != nullptr && strcmp(launch, "target") == 0;
     if (launch != nullptr && !out.priced && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
-        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000, or target");
+        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 10000000, or target");
         return false;
     }
     return true;

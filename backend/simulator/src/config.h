@@ -28,7 +28,7 @@ struct config {
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
-    double                load_timeout = 120;      // seconds that loading waits for the other ranks
+    double                load_timeout = 1e9;      // seconds that loading waits for the other ranks: for ever
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
     double                gb_per_s     = 0;        // of tensors on the clock of price.h; 0: the target's rate
     bool                  priced       = false;    // an execution takes its target's time instead (price.h)
@@ -44,6 +44,7 @@ struct config {
     std::string           fault;                   // NEURON_SIMULATOR_FAULT, a list for faults::read; empty: no faults
     size_t                slice_alignment = 1;     // bytes: other offsets of slices are refused
     std::string           lock_folder;  // processes with the same folder share an instance; empty: no sharing
+    std::string           root_comm;    // NEURON_RT_ROOT_COMM_ID
 
     // Returns whether a tensor of 4 GiB or more overflows, as in releases before 2.28.
     bool overflows() const { return strict && release < 28; }

@@ -305,7 +305,7 @@ static NRT_STATUS load_model(runtime & rt, const loading & from, std::shared_ptr
 }
 
 // Checks that all ranks have the same program, each on its own core.
-static NRT_STATUS check_same(const std::vector<const void *> & models, const char * where) {
+static NRT_STATUS check_same(const runtime & rt, const std::vector<const void *> & models, const char * where) {
     const auto &          first = *static_cast<const nrt_model *>(models.front());
     std::vector<uint32_t> cores;
     for (const void * one : models) {
@@ -318,7 +318,7 @@ static NRT_STATUS check_same(const std::vector<const void *> & models, const cha
             return NRT_INVALID;
         }
     }
-    return on_different_cores(cores, where) ? NRT_SUCCESS : NRT_INVALID;
+    return are_cores_of_ranks(rt, cores, where) ? NRT_SUCCESS : NRT_INVALID;
 }
 
 // Waits until all ranks have loaded the program.
@@ -326,7 +326,7 @@ static NRT_STATUS wait_for_ranks(runtime & rt, nrt_model & model, const char * w
     model.group             = rt.ranks.join(ranks::LOAD, model.rank, model.ranks);
     const NRT_STATUS status = model.group->meet(
         model.rank, &model, rt.config.load_timeout,
-        [where](const std::vector<const void *> & models) { return check_same(models, where); }, where);
+        [&rt, where](const std::vector<const void *> & models) { return check_same(rt, models, where); }, where);
     if (status != NRT_SUCCESS) {
         rt.ranks.give_up(model.group);
         forget(rt, model);

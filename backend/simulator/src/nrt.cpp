@@ -196,6 +196,14 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats
     });
 }
 
+NRT_STATUS nec_get_virtual_core_size(uint32_t * size) {
+    const char * const where = "nec_get_virtual_core_size";
+    if (size == nullptr) {
+        return invalid(where, "null pointer");
+    }
+    return with_config(where, [&](const simulator::config & config) { *size = config.lnc; });
+}
+
 // Returns the nanoseconds that the executions on a core have taken so far on a device. The simulator alone has this
 // function.
 extern "C" NRT_STATUS nrt_simulator_clock(uint32_t vnc, uint64_t * ns) {

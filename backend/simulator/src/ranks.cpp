@@ -2,12 +2,14 @@
 
 #include "ranks.h"
 
+#include "../../nrt/targets.h"
 #include "log.h"
 #include "runtime.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 
 namespace simulator {
 
@@ -153,6 +155,15 @@ void ranks::close() {
     }
 }
 
+// Returns whether a text has the form ADDRESS:PORT.
+static bool is_address(const std::string & text) {
+    const size_t colon = text.rfind(':');
+    const char * port  = colon == std::string::npos ? "" : text.c_str() + colon + 1;
+    char *       end;
+    const long   number = strtol(port, &end, 10);
+    return colon > 0 && *port != '\0' && *end == '\0' && number > 0 && number < 65536;
+}
+
 NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where) {
     if (count == 0 || rank >= count) {
         log(level::error, where, "device %u of %u", rank, count);
@@ -174,6 +185,18 @@ NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count,
         log(level::error, where, "core %d is wanted, %u are visible", static_cast<int>(vnc), rt.cores());
         return NRT_LOAD_NOT_ENOUGH_NC;
     }
+    const std::string target = rt.config.profile != nullptr ? neuron_target_of_family(rt.config.profile->family) : "";
+    const std::string why    = rt.config.strict ? neuron_rank_error(target, count, 0) : "";
+    if (!why.empty()) {
+        log(level::error, where, "%s", why.c_str());
+        return NRT_INVALID;
+    }
+    if (rt.config.strict && !is_address(rt.config.root_comm)) {
+        log(level::error, where,
+            "collectives need NEURON_RT_ROOT_COMM_ID=ADDRESS:PORT before nrt_init, where the ranks meet; it is '%s'",
+            rt.config.root_comm.c_str());
+        return NRT_FAILURE;
+    }
     const uint32_t core = vnc < 0 ? rank : static_cast<uint32_t>(vnc);
     if (rt.core_states[core].wedged || rt.faults.strikes("wedged")) {
         log(level::error, where, "collectives of core %u failed before: start this process again%s", core,
@@ -183,13 +206,24 @@ NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count,
     return core_status(rt, core, where);
 }
 
-bool on_different_cores(const std::vector<uint32_t> & cores, const char * where) {
+bool are_cores_of_ranks(const runtime & rt, const std::vector<uint32_t> & cores, const char * where) {
     for (size_t i = 0; i < cores.size(); i++) {
         for (size_t k = 0; k < i; k++) {
             if (cores[i] == cores[k]) {
                 log(level::error, where, "ranks %zu and %zu are both on core %u", k, i, cores[i]);
                 return false;
             }
+        }
+    }
+    for (size_t rank = 0; rt.config.strict && rank < cores.size(); rank++) {
+        const uint32_t core = rt.config.visible[cores[rank]];
+        if (core % cores.size() != rank || core - rank != rt.config.visible[cores[0]]) {
+            log(level::error, where,
+                "rank %zu of %zu is on core %u of the machine: ranks are on cores that follow one another, and the "
+                "first "
+                "core is a multiple of their number",
+                rank, cores.size(), core);
+            return false;
         }
     }
     return true;
@@ -211,7 +245,7 @@ static NRT_STATUS meet_once(runtime &           rt,
             for (const void * one : brought) {
                 cores.push_back(*static_cast<const uint32_t *>(one));
             }
-            return on_different_cores(cores, where) ? NRT_SUCCESS : NRT_INVALID;
+            return are_cores_of_ranks(rt, cores, where) ? NRT_SUCCESS : NRT_INVALID;
         },
         where);
     if (status != NRT_SUCCESS) {

@@ -220,8 +220,8 @@ NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where);
 // status.
 NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where);
 
-// Returns whether each rank is on a separate core; logs an error otherwise.
-bool on_different_cores(const std::vector<uint32_t> & cores, const char * where);
+// Returns whether ranks in their order can be on these cores of the process; logs an error otherwise.
+bool are_cores_of_ranks(const runtime & rt, const std::vector<uint32_t> & cores, const char * where);
 
 // Returns whether to fail an allocation, and logs it.
 bool is_out_of_memory(runtime & rt, const char * where);

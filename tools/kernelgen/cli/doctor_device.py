@@ -15,8 +15,9 @@ import click
 from kernelgen import cli
 from kernelgen.cli import simulate
 from kernelgen.device import checks
-from kernelgen.device.libnrt import NEURON_RUNTIME
+from kernelgen.device.libnrt import NEURON_RUNTIME, Libnrt
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
+from kernelgen.targets import TARGETS, Target
 
 
 def run(output_format: str, libnrt: Path | None, bundle: Path | None) -> int:
@@ -34,7 +35,7 @@ def run(output_format: str, libnrt: Path | None, bundle: Path | None) -> int:
     if simulate._is_simulator(library):
         os.environ.update(simulate.variables(library, os.environ))
     with tempfile.TemporaryDirectory() as folder:
-        tree = bundle or _build(Path(folder), simulated=simulate._is_simulator(library))
+        tree = bundle or _build(Path(folder), library, simulated=simulate._is_simulator(library))
         try:
             bench = checks.Bench(library, tree)
         except (OSError, ValueError, KeyError) as error:
@@ -70,11 +71,21 @@ def _find(named: Path | None) -> Path:
     return simulate.find(None, os.environ)
 
 
-def _build(folder: Path, *, simulated: bool) -> Path:
+def _lnc(library: Path, target: Target) -> int:
+    try:
+        return Libnrt(library).lnc(target)[0]
+    except (OSError, AttributeError):  # the check `library` reports it
+        return target.lnc
+
+
+def _build(folder: Path, library: Path, *, simulated: bool) -> Path:
     """Builds the kernels and returns the folder of their tree."""
     manifest = folder / "doctor.yaml"
     target = os.environ.get("GGML_NEURON_TARGET") or "trn1"
-    manifest.write_text(checks.MANIFEST)
+    text = checks.MANIFEST
+    if target in TARGETS:
+        text = text.replace("kernels:\n", f"compiler: {{lnc: {_lnc(library, TARGETS[target])}}}\nkernels:\n", 1)
+    manifest.write_text(text)
     words = ["build", str(manifest), "--target", target, "-o", str(folder / "out")]
     words += ["--kernels", str(checks.KERNELS), "--compiler", "simulator" if simulated else "neuronx-cc"]
     with contextlib.redirect_stdout(sys.stderr):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,6 +18,7 @@ from kernelgen.cli.model_manifest import (
     AUTO,
     FUSE,
     NONE,
+    PARTS,
     WORDS,
     counted,
     fixed_ctx,
@@ -47,6 +49,7 @@ from kernelgen.model.graphs import Graph, ModelHeader
 from kernelgen.model.projector import Projector, beside
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.model.sources import SourceKind
+from kernelgen.targets import TARGETS
 
 _SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
 
@@ -189,6 +192,11 @@ def command(
         return
     machines = [chip_of(target, lnc) for target in targets or ALL_TARGETS]
     fuse, weights = fuse or FUSE, weights or (AUTO,)
+    if fuse not in (NONE, PARTS):
+        for target, devices in itertools.product(targets or ALL_TARGETS, settings.devices):
+            if why := TARGETS[target].rank_error(devices):
+                hint = f"name other targets (--target), or use --fuse {PARTS}: its sums go through the host's memory"
+                raise KernelgenError(Diagnostic(f"--devices {devices} --fuse {fuse}: {why}", hint=hint))
     settings = replace(settings, grouped=fuse != NONE)
     if causal and groups.cut_of(fuse) is None:
         raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")

@@ -29,7 +29,7 @@ from kernelgen.targets import TARGETS
 FUSE = "layer"
 """The default of `--fuse` for a model; for lists of kernels it is `none`."""
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE, PARTS = "auto", "none", "parts"
 
 WORDS = {AUTO: "what the forecast chooses", NONE: f"weights {AS_GGML}"}
 """Values of `--weights` other than layouts."""

@@ -66,6 +66,7 @@ class CheckKernel:
         aliases: number of the parameter whose memory holds a result, by the result's number.
         spec: its spec.
         target: the target of its compile.
+        lnc: physical cores per logical core of its compile.
     """
 
     name: str
@@ -76,6 +77,7 @@ class CheckKernel:
     aliases: Mapping[int, int]
     spec: Spec
     target: str
+    lnc: int
 
     @property
     def op(self) -> str:
@@ -93,11 +95,11 @@ def read_kernels(bundle: Path) -> list[CheckKernel]:
     found = []
     for k in index["kernels"]:
         neff, hlo = (bundle / k["neff"]).read_bytes(), (bundle / k["hlo"]).read_bytes()
-        found.append(_kernel(k["id"], neff, hlo, spec_from_json(k["spec"]), index["target"]))
+        found.append(_kernel(k["id"], neff, hlo, spec_from_json(k["spec"]), index["target"], index["lnc"]))
     return found
 
 
-def _kernel(name: str, neff: bytes, hlo: bytes, spec: Spec, target: str) -> CheckKernel:
+def _kernel(name: str, neff: bytes, hlo: bytes, spec: Spec, target: str, lnc: int) -> CheckKernel:
     module = proto.parse(hlo)
     entry = proto.entry(module)
     root = next(i for i in entry.instructions if i.id == entry.root_id)
@@ -109,7 +111,7 @@ def _kernel(name: str, neff: bytes, hlo: bytes, spec: Spec, target: str) -> Chec
     entries = module.input_output_alias.entries
     aliases = {(e.output_shape_index[0] if e.output_shape_index else 0): e.parameter_number for e in entries}
     return CheckKernel(
-        name, neff, hlo, inputs, tuple(attribute(root, proto.OUTPUT_NAMES).split(",")), aliases, spec, target
+        name, neff, hlo, inputs, tuple(attribute(root, proto.OUTPUT_NAMES).split(",")), aliases, spec, target, lnc
     )
 
 

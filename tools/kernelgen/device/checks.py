@@ -24,6 +24,7 @@ from kernelgen.device.bench import (
 from kernelgen.device.libnrt import Libnrt, StatusError
 from kernelgen.device.manifest import KERNELS, MANIFEST
 from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.targets import TARGETS
 
 __all__ = ["KERNELS", "MANIFEST", "Bench", "CheckResult", "read_kernels"]
 
@@ -106,7 +107,8 @@ class Bench(DeviceBench):
     def _init(self) -> str:
         begun = time.perf_counter()
         self.cores = self.nrt.init()
-        return f"{self.cores} cores, in {time.perf_counter() - begun:.1f} s"
+        lnc, source = self.nrt.lnc(TARGETS[self.kernels[0].target])
+        return f"{self.cores} cores of LNC {lnc} ({source}), in {time.perf_counter() - begun:.1f} s"
 
     def _load(self) -> str:
         begun = time.perf_counter()

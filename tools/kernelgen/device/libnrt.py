@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kernelgen.targets import Target
 
 NEURON_RUNTIME = Path("/opt/aws/neuron/lib/libnrt.so.1")
 """The path in AWS's package aws-neuronx-runtime-lib."""
@@ -98,6 +102,7 @@ class Libnrt:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        self._path = path
         self._scheduled: list[ScheduledExecution] = []
         self._closed = False
         self._library.nrt_get_status_as_str.restype = ctypes.c_char_p
@@ -117,7 +122,14 @@ class Libnrt:
         return f"{'.'.join(map(str, found.numbers[:3]))} {found.detail.decode(errors='replace')}".strip()
 
     def init(self) -> int:
-        """Initializes the library and returns the number of this process's cores."""
+        """Initializes the library and returns the number of this process's cores.
+
+        Sets NEURON_RT_ROOT_COMM_ID to a free port of this machine, unless it is set: programs with collectives need it.
+        """
+        if "NEURON_RT_ROOT_COMM_ID" not in os.environ:
+            with socket.socket() as unused:
+                unused.bind(("127.0.0.1", 0))
+                os.environ["NEURON_RT_ROOT_COMM_ID"] = f"127.0.0.1:{unused.getsockname()[1]}"
         self._call("nrt_init", ctypes.c_int(_NO_FRAMEWORK), b"", b"")
         count = ctypes.c_uint32()
         self._call("nrt_get_visible_vnc_count", ctypes.byref(count))
@@ -128,6 +140,24 @@ class Libnrt:
         if not self._closed:
             self._closed = True
             self._library.nrt_close()
+
+    def abandon(self) -> None:
+        """Leaves the cores to the end of the process, because a call in another thread does not return."""
+        self._closed = True
+
+    def lnc(self, target: Target) -> tuple[int, str]:
+        """Returns the physical cores per logical core, and what states them, as the backend decides (backend/nrt/nrt.cpp)."""
+        size = ctypes.c_uint32()
+        ask = getattr(self._library, "nec_get_virtual_core_size", None)
+        if ask is not None and ask(ctypes.byref(size)) == SUCCESS and size.value:
+            return size.value, "libnrt"
+        for name in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
+            if os.environ.get(name, "").isdigit():
+                return int(os.environ[name]), name
+        file = self._path.parent.parent / "logical_nc_config"
+        if file.is_file() and (text := file.read_text().strip()).isdigit():
+            return int(text), str(file)
+        return target.lnc, f"the default of {target.name}"
 
     def memory_used(self) -> int:
         """Returns the used bytes of the first core's memory; 0 if the library does not report them."""

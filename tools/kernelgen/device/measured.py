@@ -25,7 +25,7 @@ from kernelgen.device.manifest import COPIED, RUNS
 from kernelgen.dispatch import chips
 from kernelgen.hlo import estimate
 from kernelgen.neff import program, scratchpad
-from kernelgen.targets import INSTRUCTION_BYTES, TARGETS
+from kernelgen.targets import INSTRUCTION_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -257,11 +257,10 @@ def memory(bench: DeviceBench) -> str:
 
 def _program_bytes(kernel: CheckKernel) -> int:
     """Returns the estimated bytes of a program: of its instructions, and of its rings for spills."""
-    lnc = TARGETS[kernel.target].lnc
     made = program.program(kernel.neff, source=kernel.name)
-    size = made.total * INSTRUCTION_BYTES * lnc + made.spills * estimate.RING_BYTES
+    size = made.total * INSTRUCTION_BYTES * kernel.lnc + made.spills * estimate.RING_BYTES
     if not made.instructions:  # a simulated NEFF has no instructions
-        guess = estimate.estimate(kernel.hlo, kernel.target, lnc)
+        guess = estimate.estimate(kernel.hlo, kernel.target, kernel.lnc)
         size = guess.code_bytes + guess.ring_bytes
     return max(size, PROGRAM)
 

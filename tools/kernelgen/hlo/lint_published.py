@@ -146,6 +146,8 @@ def replica_groups(m: LintedModule, target: Target | None) -> Violations:
         if groups:
             found.append((i, groups))
     ranks = 1 + max((rank for _, groups in found for group in groups for rank in group), default=-1)
+    if target is not None and found and (why := target.rank_error(ranks)):
+        yield found[0][0], why
     for i, groups in found:
         if sorted(rank for group in groups for rank in group) != list(range(ranks)):
             yield i, f"its replica groups do not have each of {ranks} ranks once"

@@ -288,7 +288,8 @@ RULES: tuple[Rule, ...] = (
         "kernelgen/replica-groups",
         published.replica_groups,
         "let all collectives of a kernel be over the same groups, which have each rank once",
-        f"replica groups that do not have each rank once, or more than {published.MAX_GROUPS} different ones",
+        f"replica groups that do not have each rank once, or more than {published.MAX_GROUPS} different ones; "
+        "a number of ranks that the target lacks",
         evidence=_NEC,
     ),
     Rule(

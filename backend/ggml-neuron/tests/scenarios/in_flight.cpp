@@ -91,6 +91,14 @@ static void freed_unused() {
     compare(read(b.result), run(cpu, unused));
 }
 
+// The process ends while launches are in flight. Nothing frees what they use.
+static void exits_in_flight() {
+    auto * backend = new ggml_backend_ptr(ggml_backend_dev_init(neuron, nullptr));
+    auto * graph   = new placed(*backend, chain);
+    graph->set(0);
+    graph->compute();
+}
+
 // The second launch fails long after it was queued, and its graph fails with it: the graph has an output, which the
 // program reads next.
 static void fails_late() {
@@ -189,6 +197,7 @@ scenario_table in_flight_scenarios() {
         { "in-flight-numbers",        numbers_in_flight                                        },
         { "in-flight",                [] { in_flight(neuron, 6); }                             },
         { "in-flight-in-threads",     [] { in_threads(3, [](int) { in_flight(neuron, 3); }); } },
+        { "exits-in-flight",          exits_in_flight                                          },
         { "fails-late",               fails_late                                               },
         { "freed-unused",             freed_unused                                             },
         { "fails-later",              [] { fails_later(false); }                               },
