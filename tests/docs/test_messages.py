@@ -57,7 +57,7 @@ NO_KEYS = {
     "cpu jax.devices jax.random device_kind lax.fori_loop": "Python",
     "general.alignment general.architecture kernelgen.kernel kernelgen.key kernelgen.neff n_kernels n_neffs": "in a pack",
     "neff_memory neff_sha256": "in the index of a tree",
-    "neuron.kernels neuron_hlo data neuron_kernelgen": "Bazel",
+    "neuron.kernels neuron_hlo neuron_manifest data neuron_kernelgen": "Bazel",
     "add_neuron_kernels neuron_simulator": "CMake",
     "total_time": "in a summary of neuron-profile",
     "op_name op_params time_us test_backend_ops": "in what test-backend-ops prints",
