@@ -75,14 +75,10 @@ inline uint32_t neuron_default_lnc(const std::string & machine) {
     return target ? target->lnc : 0;
 }
 
-// Returns the bytes of HBM of a logical core of a machine: its share of the chip's. 0 if unknown.
-inline uint64_t neuron_core_memory(const std::string & machine) {
-    for (const neuron_target & known : NEURON_TARGETS) {
-        if (machine == known.name) {
-            return (known.gib << 30) * neuron_lnc(machine);
-        }
-    }
-    return 0;
+// Returns the bytes of HBM of a logical core of `lnc` physical ones: its share of the chip's. 0 for an unknown machine.
+inline uint64_t neuron_core_memory(const std::string & machine, uint32_t lnc) {
+    const neuron_target * target = neuron_find_target(machine);
+    return target ? (target->gib << 30) * lnc : 0;
 }
 
 // Returns whether NEFFs for `target` run on a machine of the target `machine`. True if `machine` is "".

@@ -215,7 +215,7 @@ bool neuron_core::memory(nrt_vnc_memory_stats_t & memory) const {
     if (!stats(memory)) {
         return false;
     }
-    const size_t share = neuron_core_memory(nrt.target);
+    const size_t share = neuron_core_memory(nrt.target, nrt.lnc);
     if (share && share < memory.bytes_limit) {
         const size_t own  = tensor_bytes + loaded_bytes + loaded_pages + (n_loaded ? microcode(nrt) : 0);
         const size_t free = std::min(memory.bytes_limit - std::min(memory.bytes_used, memory.bytes_limit),
