@@ -265,7 +265,7 @@ bool neuron_core::add_collective(const neuron_kernel & kernel, nrt_model_t * han
 
 namespace {
 
-// A program that is being loaded on several cores. When one of them fails, libnrt lets the others wait for ever: their
+// A program that is being loaded on several cores. When one of them fails, libnrt lets the others wait forever: their
 // threads share this object with the caller that gave up.
 struct collective_load {
     struct rank {

@@ -28,7 +28,7 @@ struct config {
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
-    double                load_timeout = 1e9;      // seconds that loading waits for the other ranks: for ever
+    double                load_timeout = 1e9;      // seconds that loading waits for the other ranks: forever
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
     double                gb_per_s     = 0;        // of tensors on the clock of price.h; 0: the target's rate
     bool                  priced       = false;    // an execution takes its target's time instead (price.h)
