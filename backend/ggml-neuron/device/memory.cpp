@@ -480,7 +480,7 @@ size_t neuron_core::missing_programs(const neuron_programs & all) const {
 
 // locked. Returns the memory that a program will take that is not loaded yet.
 size_t neuron_core::missing_for(const neuron_model & model) const {
-    const size_t scratchpad = std::max(pages(model.memory.scratchpad), n_loaded ? 0 : NEURON_SCRATCHPAD_MEMORY);
+    const size_t scratchpad = std::max(pages(model.memory.scratchpad), n_loaded ? 0 : page);
     return (model.memory.bytes ? model.memory.bytes : program_size()) + (n_loaded ? 0 : microcode(nrt)) + scratchpad -
            std::min<size_t>(scratchpad, loaded_pages);
 }
