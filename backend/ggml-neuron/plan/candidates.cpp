@@ -91,10 +91,9 @@ static void warn_of_streams(const ggml_cgraph *                   cgraph,
         return;
     }
     const auto n_streams = (long long) neuron_root_of(cgraph->nodes[writer->node])->ne[2];
-    NEURON_WARN(
-        "%lld sequences have a cache each, and no group of kernels computes them: each op is a launch\n"
-        "use --kv-unified, or kernels of: kernelgen model --n-seq-max %lld\n",
-        n_streams, n_streams);
+    NEURON_WARN("%lld sequences have a cache each, and no group of kernels computes them: each op is a launch\n"
+                "use --kv-unified, or kernels of: kernelgen model --n-seq-max %lld\n",
+                n_streams, n_streams);
 }
 
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
