@@ -103,7 +103,7 @@ def test_sequences_with_a_cache_each_are_one_line(programs: harness.Programs, tm
     calls = ("decode 0:0:4:all 1:0:4:all", "decode 0:4:1:all 1:4:1:all")
     device.calls(*calls, n_ctx=512, more=f"n_seq_max=2 kv_unified={unified}")
     lines = re.findall(
-        r"^ggml-neuron: 2 sequences have a cache each.*--kv-unified.*--n-seq-max 2$", device.log, re.MULTILINE
+        r"^ggml-neuron: 2 sequences have a cache each.*\n.*--kv-unified.*--n-seq-max 2$", device.log, re.MULTILINE
     )
     assert len(lines) == (not unified)
 
