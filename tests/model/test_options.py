@@ -172,7 +172,7 @@ def test_pooled_graphs_have_as_many_sequences_as_there_can_be(derive: Derive, tm
     [
         (("--lora", "a.gguf", "--split-mode", "tensor", "--devices", 2), "llama.cpp splits no adapters"),
         (
-            ("--split-mode", "tensor", "--devices", "2,4", "--target", "trn1"),
+            ("--split-mode", "tensor", "--devices", "2,4", "--target", "trn1", "--fuse", "layer"),
             "--devices 4 --fuse layer: trn1 has collectives over 1, 2, 8, 16 or 32 cores, not 4",
         ),
         (("--encoder",), "the model has not both an encoder and a decoder"),

@@ -420,11 +420,10 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
                                        ? shared->nrt->n_cores
                                        : neuron_most_ranks(shared->nrt->target, NEURON_MAX_CORES);
         if (n_devices < shared->nrt->n_cores) {
-            NEURON_WARN(
-                "%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU, and -sm tensor a "
-                "number that computes one program\n"
-                "to choose others, set NEURON_RT_VISIBLE_CORES\n",
-                n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
+            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU\n"
+                        "only some numbers of cores compute one program (-sm tensor)\n"
+                        "to choose others, set NEURON_RT_VISIBLE_CORES\n",
+                        n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
         }
         shared->devices.reserve(n_devices);
         for (uint32_t i = 0; i < n_devices; i++) {
