@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.dispatch import chips, costs
+from kernelgen.dispatch import chips
 from kernelgen.targets import TARGETS
 
 TEXT = resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8")
@@ -60,14 +60,6 @@ def test_figures_by_size_are_read_between_and_beside_the_sizes() -> None:
     assert [chip.at("dma_gb_per_s", size) for size in (1, 512, 4096, 8192, 1 << 20)] == [160, 160, 262, 262, 262]
     assert chip.at("dma_gb_per_s", 1448) == pytest.approx(211, rel=0.01)
     assert chip.at("collectives_us", 8) == 2450
-
-
-@pytest.mark.parametrize("rows", [0.5, 1.5, 1e30, -1, "2"])
-def test_rows_of_a_users_costs_are_whole_numbers(rows: object) -> None:
-    text = {"launch_us": 1, "gb_per_s": 1, "rows_ms": [[rows, 1.0]]}
-    with pytest.raises(ValueError, match="rows_ms"):
-        costs.read(json.dumps(text))
-    assert costs.read(json.dumps(text | {"rows_ms": [[2.0, 1.0]]})).rows_ms == ((2, 1.0),)
 
 
 def entry(table: Any, name: str) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import random
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +20,12 @@ from programs import ROOT, Programs, Run, build, built_tree, ran_on
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch import chips
-from kernelgen.dispatch.costs import builtin, read
+from kernelgen.dispatch.costs import builtin
 from kernelgen.dispatch.lengths import MAX_CHUNKS, LengthIndex, choose
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 
-OWN = {
-    "launch_us": {"queued": 13, "waited": 260},
-    "gb_per_s": 330,
-    "rows_ms": [[64, 1.0], [128, 1.5], [4096, 100.0]],
-}
+OWN = "queued_us=13,waited_us=260,gb_per_s=330"
 """Figures of a user's machine."""
 
 
@@ -143,48 +138,13 @@ def test_exact_kernels_alone_can_be_requested(run: Run, few: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"launch_us": 0}, "launch_us is not a number above 0"),
-        ({"launch_us": {"queued": 15}}, "waited"),
-        ({"launch_us": {"queued": 15, "waited": "long"}}, "waited"),
-        ({"rows_ms": []}, "rows_ms is empty"),
-        ({"rows_ms": [[128, 1], [128, 2]]}, "the rows of rows_ms do not ascend"),
-        ({"rows_ms": [[128]]}, "rows_ms holds pairs of rows and milliseconds"),
-        ({"rows_ms": [[0.5, 1.0], [128, 2.0]]}, "rows are a whole number from 1 to 1000000000"),
-        ({"rows_ms": [[1e30, 1.0]]}, "rows are a whole number from 1 to 1000000000"),
-        (None, "it can't be read"),
-    ],
+    "costs", ["queued_us=0", "launch_us=15", "gb_per_s", "gb_per_s=", "queued_us=15 us", "costs.json"]
 )
-def test_costs_that_cannot_be_read_are_reported(
-    run: Run, few: Path, tmp_path: Path, change: dict[str, object] | None, said: str
-) -> None:
-    path = tmp_path / "costs.json"
-    if change is not None:
-        path.write_text(json.dumps(OWN | change))
+def test_costs_that_cannot_be_read_are_reported(run: Run, few: Path, costs: str) -> None:
     # The backend reads them when it is loaded; nothing is computed.
-    result = run("memory", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_COSTS=path)
-    assert f"GGML_NEURON_COSTS: {path}: " in result.log and said in result.log, result.log
-
-
-@pytest.mark.parametrize("kind", ["folder", "fifo", "device", "large"])
-def test_costs_are_read_from_regular_files_of_some_size_when_the_backend_is_loaded(
-    run: Run, kernels: Path, tmp_path: Path, kind: str
-) -> None:
-    path = tmp_path / kind
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        path = Path("/dev/zero")
-    else:
-        path.write_bytes(b" " * ((1 << 20) + 1))
-    # nothing is computed
-    result = run("memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_COSTS=path)
-    assert result.said == {"memory": "ok"}
-    said = "it has more than 1 MiB" if kind == "large" else "it is not a regular file"
-    assert f"GGML_NEURON_COSTS: {path}: {said}; kernels are chosen by the built-in costs" in result.log
+    result = run("memory", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_COSTS=costs)
+    assert "GGML_NEURON_COSTS is numbers above 0, such as " in result.log, result.log
+    assert f", not '{costs}'; using those of " in result.log, result.log
 
 
 def best_of_all(n: int, counts: Sequence[int], costs: Sequence[float], again: bool) -> float:
@@ -226,24 +186,11 @@ class Asked:
         return " ".join(map(str, (self.n, int(self.again), self.whole, self.row, *self.counts)))
 
 
-def test_one_price_for_all_launches_is_taken_and_said(run: Run, few: Path, tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    for launch, flat in ((OWN["launch_us"], False), (180, True)):
-        path.write_text(json.dumps(OWN | {"launch_us": launch}))
-        for depth, price in (("3", 13), ("1", 260)):
-            result = run(
-                "memory",
-                GGML_NEURON_KERNEL_DIR=few,
-                GGML_NEURON_COSTS=path,
-                GGML_NEURON_QUEUE_DEPTH=depth,
-                GGML_NEURON_LOG="1",
-            )
-            how = "queued" if depth == "3" else "waited for"
-            said = f"costs of kernels are those of {path}: a launch that is {how} takes {180 if flat else price} us"
-            assert said in result.log, result.log
-            assert (
-                "launch_us counts both for queued launches and for launches that the host waits for" in result.log
-            ) == flat
+@pytest.mark.parametrize(("depth", "said"), [("3", "queued takes 13 us"), ("1", "waited for takes 260 us")])
+def test_costs_of_a_user_replace_those_of_the_target(run: Run, few: Path, depth: str, said: str) -> None:
+    variables = {"GGML_NEURON_COSTS": OWN, "GGML_NEURON_QUEUE_DEPTH": depth, "GGML_NEURON_LOG": "1"}
+    log = run("memory", GGML_NEURON_KERNEL_DIR=few, **variables).log
+    assert f" and GGML_NEURON_COSTS: a launch that is {said}, memory is read at 330 GB/s" in log, log
 
 
 @pytest.mark.parametrize(
@@ -270,7 +217,7 @@ def test_kernels_are_chosen_by_the_figures_of_the_bundles_target(
         assert f"{said}memory is read at {costs.gb_per_s:g} GB/s" in result.log, result.log
 
 
-def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Path) -> None:
+def test_kernelgen_chooses_as_the_backend_does(programs: Programs) -> None:
     """Both use the figures of each target and other figures, queued and waited for, for nodes of all sizes; the choice
     is the cheapest.
     """
@@ -278,14 +225,12 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
     cases = [Asked.some(rng) for _ in range(1000)]
     # A server's warm-up asks for each number of tokens.
     cases += [Asked(2501, again, 8_388_608, 4, tuple(range(1, 2501))) for again in (False, True)]
-    own, uneven = tmp_path / "costs.json", tmp_path / "uneven.json"
-    own.write_text(json.dumps(OWN))
-    # More rows may take less time.
-    uneven.write_text(json.dumps(OWN | {"rows_ms": [[16, 9.0], [64, 1.0], [128, 8.0], [256, 2.0]]}))
     told = {}
-    rows = [(*key, None) for key in chips.builtin()] + [("trn1", 1, own), ("trn1", 1, uneven)]
-    for (target, lnc, file), queued in itertools.product(rows, (True, False)):
-        costs = read(file.read_text(), queued=queued) if file else builtin(target, lnc, queued=queued)
+    rows = [(*key, None) for key in chips.builtin()] + [("trn1", 1, OWN)]
+    for (target, lnc, own), queued in itertools.product(rows, (True, False)):
+        costs = builtin(target, lnc, queued=queued)
+        if own:
+            costs = replace(costs, launch_us=13 if queued else 260, gb_per_s=330)
         expected = []
         for case in cases:
             launches = [costs.launch(case.whole, case.row, count) for count in case.counts]
@@ -301,7 +246,7 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
         done = subprocess.run(
             [programs.find("choose"), "pieces", target, str(lnc), "queued" if queued else "waited"],
             input="".join(f"{case.line}\n" for case in cases),
-            env=programs.environment(GGML_NEURON_COSTS=file),
+            env=programs.environment(GGML_NEURON_COSTS=own),
             capture_output=True,
             text=True,
             check=True,
@@ -310,7 +255,7 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
         differing = [case for case in zip(cases, done.stdout.splitlines(), expected, strict=True) if case[1] != case[2]]
         assert differing == [], (target, lnc, queued)
         assert len({line.count(":") for line in expected}) > 8
-        told[target, lnc, queued, file] = expected
+        told[target, lnc, queued, own] = expected
     assert told["trn1", 1, True, None] != told["trn1", 1, False, None], "what is waited for makes fewer pieces"
     assert told["trn1", 1, True, None] != told["trn2", 2, True, None]
 

@@ -2,14 +2,11 @@
 
 #include "report/log.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -57,42 +54,6 @@ size_t neuron_number(const char * name, const char * what, size_t least, size_t 
         return otherwise;
     }
     return (size_t) value;
-}
-
-// The largest size of such a file.
-static constexpr size_t MAX_SMALL_FILE = 1 << 20;
-
-std::string neuron_read_small_file(const std::string & path, std::string & text) {
-    text.clear();
-    const int file = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (file < 0) {
-        return std::string("it can't be read: ") + strerror(errno);
-    }
-    std::string wrong;
-    struct stat status;
-    if (fstat(file, &status) != 0) {
-        wrong = std::string("it can't be read: ") + strerror(errno);
-    } else if (!S_ISREG(status.st_mode)) {
-        wrong = "it is not a regular file";
-    } else {
-        char block[4096];
-        while (wrong.empty()) {
-            const ssize_t n = read(file, block, sizeof(block));
-            if (n == 0) {
-                break;
-            }
-            if (n < 0) {
-                wrong = errno == EINTR ? "" : std::string("it can't be read: ") + strerror(errno);
-                continue;
-            }
-            text.append(block, (size_t) n);
-            if (text.size() > MAX_SMALL_FILE) {
-                wrong = "it has more than 1 MiB";
-            }
-        }
-    }
-    close(file);
-    return wrong;
 }
 
 bool neuron_any_variable() {

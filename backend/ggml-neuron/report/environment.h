@@ -16,10 +16,6 @@ bool neuron_switch(const char * name, bool otherwise);
 // another value and treats it as not set; `what` names the number ("a number of MiB").
 size_t neuron_number(const char * name, const char * what, size_t least, size_t most, size_t otherwise);
 
-// Reads the file that a variable names: a regular file of at most 1 MiB. Returns "", or the reason for a failure. Never
-// waits, even for a FIFO.
-std::string neuron_read_small_file(const std::string & path, std::string & text);
-
 // Returns whether one of the backend's variables is set, so that the user expects an effect.
 bool neuron_any_variable();
 

@@ -16,8 +16,8 @@ struct neuron_costs {
     // Returns the figures that `use` has set; before its first call, the figures of the table's first target.
     static const neuron_costs & get();
 
-    // Sets the figures from the file that GGML_NEURON_COSTS names, else from a target's row of the table, else from the
-    // first row. Reports an unreadable file. Call it before devices are used.
+    // Sets the figures of GGML_NEURON_COSTS (docs/reference/kernel-selection.md), and the others from the table's row of
+    // the target, or its first row. Reports a wrong value of the variable. Call it before devices are used.
     //
     // lnc     physical cores per logical core
     // queued  whether launches are queued; otherwise the host waits for each
@@ -34,8 +34,3 @@ struct neuron_costs {
         return launch_us + (whole * factor(tokens) + row * (double) tokens) / (gb_per_s * 1e3);
     }
 };
-
-// Reads a user's text (docs/reference/kernel-selection.md). Sets `costs` and returns "", or returns the mistake.
-//
-// one_launch_us  set to whether the text has a single `launch_us`, for queued launches and for others
-std::string neuron_read_costs(const std::string & text, bool queued, neuron_costs & costs, bool & one_launch_us);

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FACTOR = 4.0
 """Maximum ratio of a figure to the expected one, in either direction."""
 
-YOURS = "Kernels are chosen by what that takes: GGML_NEURON_COSTS names a file with your figures."
+YOURS = "Kernels are chosen by what that takes: GGML_NEURON_COSTS has your figures."
 
 QUEUED = 16
 """Queued launches that are timed together, and minimum number of large programs that a queue must hold."""
