@@ -59,7 +59,7 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
 
     Args:
         name: the bundle; building it makes the pack. `<name>.embed` is a C++ library with the kernels embedded, `<name>.pack` the pack
-            alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes, and `<name>.report` an HTML report on the kernels.
+            alone, `<name>.tree` a folder with every HLO and NEFF as a file, and `<name>.report` an HTML report on the kernels.
         visibility: the visibility of all these targets.
         tags: the tags of all these targets.
         **kwargs: the rule's other attributes.

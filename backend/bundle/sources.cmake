@@ -5,11 +5,9 @@ set(NEURON_KERNELS_SOURCES
     error.cpp
     gguf.cpp
     graph_key.cpp
-    json.cpp
     key.cpp
     mapping.cpp
     pack.cpp
     sha256.cpp
-    tree.cpp
 )
 list(TRANSFORM NEURON_KERNELS_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/src/")

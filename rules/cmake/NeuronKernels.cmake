@@ -20,7 +20,7 @@
 #   FORM <form>...        the forms of each manifest and target; the default is EMBED.
 #                           EMBED   part of the program: <neuron_kernels/<manifest>_<target>.h> declares the bundle
 #                           PACK    one file, <manifest>_<target>.kernels.gguf
-#                           TREE    a folder for GGML_NEURON_KERNEL_DIR
+#                           TREE    a folder with every HLO and NEFF as a file
 #                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/reference/report.md)
 #   MEMORY_PER_COMPILE <size>   the memory that one compile reserves and may use: 8G, 6144M. The default is in the manifest or in the table of
 #                         targets. As many compiles run at once as fit into four fifths of the machine's memory.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from lookups import lookups
 
-from kernelgen.bundle import pack, tree
+from kernelgen.bundle import pack
 from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile
 from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.key import key, key_hash
@@ -53,16 +53,9 @@ def specs() -> list[KernelSpec]:
 
 @dataclass(frozen=True)
 class Bundle:
-    """One bundle in two forms.
-
-    Attributes:
-        pack: a file.
-        tree: a folder.
-        table: their content, in the format of backend/bundle/tests/lookups.py.
-    """
+    """A pack, and its content in the format of backend/bundle/tests/lookups.py."""
 
     pack: Path
-    tree: Path
     table: Path
 
 
@@ -86,16 +79,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         neffs=tuple(neffs),
         kernel_neff=tuple(number % len(neffs) for number in range(len(index.ids))),
     )
-    written = Bundle(folder / "test_trn1.kernels.gguf", folder / "test_trn1", folder / "lookups.txt")
+    written = Bundle(folder / "test_trn1.kernels.gguf", folder / "lookups.txt")
     pack.write(written.pack, contents)
-    tree.write(written.tree, contents)
     written.table.write_text(lookups(by_id.values()))
     return written
 
 
-@pytest.mark.parametrize("form", ["pack", "tree"])
-def test_finds_every_kernel_of_a_bundle_and_no_other(run: Run, bundle: Bundle, form: str) -> None:
-    result = run("bundle_test", getattr(bundle, form), bundle.table)
+def test_finds_every_kernel_of_a_bundle_and_no_other(run: Run, bundle: Bundle) -> None:
+    result = run("bundle_test", bundle.pack, bundle.table)
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"test for trn1: {len(specs())} kernels, 7 NEFFs\n"
 

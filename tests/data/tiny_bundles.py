@@ -7,8 +7,8 @@ A row is written as a tree, as a pack, or as both. It is an object:
   forms     "tree" or "pack"; both if it is absent
   edits     the edits of the right bundle, in order; see `_EDITS`
   check     a part of the message of `kernelgen inspect --check`; absent if it finds nothing
-  library   a part of the message of the C++ library; absent if it opens the bundle
-  why       the reason, if only kernelgen refuses it
+  library   a part of the message of the C++ library, which reads packs; absent if it opens the pack
+  why       the reason, if only kernelgen refuses the pack
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,9 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import tiny_bundles
 
 from kernelgen import cli
 from kernelgen.spec.filenames import STATE
@@ -187,6 +191,24 @@ def built_pack(kernels: Path) -> Path:
     """Returns the only pack in a folder that `build` wrote."""
     (path,) = kernels.glob("*.kernels.gguf")
     return path
+
+
+def edit_pack(kernels: Path, pack: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    """Writes the bundle in a folder that `build` wrote as another pack, after `edit` changed its index; returns the pack."""
+    tree = built_tree(kernels)
+    index = json.loads((tree / "index.json").read_text())
+    edit(index)
+    pack.write_bytes(tiny_bundles.pack_bytes(tiny_bundles.Draft(tree, index)))
+    return pack
+
+
+def damage_pack(kernels: Path, pack: Path, neffs: Iterable[Path]) -> Path:
+    """Copies the pack in a folder that `build` wrote, and changes a byte of each of these NEFFs; returns the copy."""
+    data = bytearray(built_pack(kernels).read_bytes())
+    for neff in {path.read_bytes() for path in neffs}:
+        data[data.index(neff) + 500] ^= 1  # in the header's padding, which nrt_load does not read
+    pack.write_bytes(data)
+    return pack
 
 
 def microcode(target: str) -> int:

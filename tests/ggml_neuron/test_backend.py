@@ -101,19 +101,26 @@ def test_the_summary_has_no_line_for_each_load(run: Run, kernels: Path) -> None:
     assert {"core 0: loaded ", "no kernel for {"} == set(re.findall(events, two, re.MULTILINE))
 
 
-@pytest.mark.parametrize("form", ["a pack", "a folder with packs", "a tree", "after another folder"])
+@pytest.mark.parametrize("form", ["a pack", "a folder with packs", "after another folder"])
 def test_kernels_are_found_in(run: Run, kernels: Path, neuron_target: str, tmp_path: Path, form: str) -> None:
     pack, tree = built_pack(kernels), built_tree(kernels)
     names = {
         "a pack": str(pack),
         "a folder with packs": str(kernels),
-        "a tree": str(tree),
         "after another folder": f"{tmp_path}:{kernels}",
     }
     result = run("chain", GGML_NEURON_KERNEL_DIR=names[form], GGML_NEURON_LOG="1")
     assert result.said == {"chain": "ok"}, result.log
     count = len(json.loads((tree / "index.json").read_text())["kernels"])
-    assert f"{tree if form == 'a tree' else pack}: {count} kernels for {neuron_target}" in result.log
+    assert f"{pack}: {count} kernels for {neuron_target}" in result.log
+
+
+def test_a_tree_is_reported_as_a_folder_without_packs(run: Run, kernels: Path) -> None:
+    tree = built_tree(kernels)
+    result = run("add", GGML_NEURON_KERNEL_DIR=tree)
+    assert result.said == {}, result.log
+    said = f"{tree} holds no packs (*.kernels.gguf): name or build one; a tree (index.json) is not read\n"
+    assert f"ggml-neuron: GGML_NEURON_KERNEL_DIR: {said}" in result.log
 
 
 def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(run: Run, kernels: Path) -> None:

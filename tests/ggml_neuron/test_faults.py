@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -13,9 +12,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from programs import ROOT, Benched, Programs, Result, Run, built_pack, built_tree, llama_bench, microcode, ran_on
+from programs import (
+    ROOT,
+    Benched,
+    Programs,
+    Result,
+    Run,
+    built_pack,
+    built_tree,
+    damage_pack,
+    edit_pack,
+    llama_bench,
+    microcode,
+    ran_on,
+)
 
 from kernelgen.targets import TARGETS
 
@@ -188,34 +201,18 @@ def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path,
     assert f"kernels left out: {bad}: " in result.log
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", '{"format": 2}', "[" * 1000),
-        *(pytest.param(text, marks=pytest.mark.long) for text in ("{", "[]", '{"format": 1}', '{"format": 1e400}')),
-    ],
-)
-def test_a_corrupt_tree_is_left_out(run: Run, kernels: Path, tmp_path: Path, text: str) -> None:
-    (tmp_path / "index.json").write_text(text)
-    result = run("chain", GGML_NEURON_KERNEL_DIR=f"{tmp_path}:{kernels}")
-    assert result.said == {"chain": "ok"}, result.log
-    assert f"kernels left out: {tmp_path}/index.json: " in result.log
-
-
 @pytest.mark.parametrize("buffers", BUFFERS)
 def test_a_neff_that_disagrees_with_the_index_is_not_used(
     run: Run, kernels: Path, tmp_path: Path, buffers: str
 ) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(built_tree(kernels), tree)
-    index = json.loads((tree / "index.json").read_text())
-    by_op = {k["spec"]["op"]: k for k in index["kernels"]}
-    add = next(k for k in index["kernels"] if k["spec"]["op"] == "add" and "(64,1,1,1)/f32" in k["spec"]["inputs"])
-    add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size", "neff_memory")}
-    (tree / "index.json").write_text(json.dumps(index))
+    def exchange_neff(index: dict[str, Any]) -> None:
+        by_op = {k["spec"]["op"]: k for k in index["kernels"]}
+        add = next(k for k in index["kernels"] if k["spec"]["op"] == "add" and "(64,1,1,1)/f32" in k["spec"]["inputs"])
+        add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size", "neff_memory")}
 
+    pack = edit_pack(kernels, tmp_path / "mixed.kernels.gguf", exchange_neff)
     # The CPU computes the first graph; after that the backend refuses the op.
-    result = run("add", "skip", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
+    result = run("add", "skip", GGML_NEURON_KERNEL_DIR=pack, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
     assert result.said == {"add": "ok", "skip": "no kernel for ADD"}, result.log
     assert ran_on(result) == (0, 2)
     assert re.search(
@@ -223,33 +220,8 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
     )
 
 
-def damage_tree(kernels: Path, folder: Path) -> Path:
-    """Copies a tree and changes bytes in the NEFFs of `add`."""
-    tree = folder / "tree"
-    shutil.copytree(built_tree(kernels), tree)
-    for neff in tree.rglob("add-*.neff"):
-        data = neff.read_bytes()
-        neff.unlink()  # the file may be a hard link
-        neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
-    return tree
-
-
-def damage_pack(kernels: Path, folder: Path) -> Path:
-    """Copies a pack and changes a byte in the NEFFs of `add`."""
-    pack = folder / "damaged.kernels.gguf"
-    data = built_pack(kernels).read_bytes()
-    for neff in built_tree(kernels).rglob("add-*.neff"):
-        at = data.index(neff.read_bytes()) + 500  # in the header's padding, which nrt_load does not read
-        data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-    pack.write_bytes(data)
-    return pack
-
-
-@pytest.mark.parametrize("damage", [damage_tree, damage_pack])
-def test_a_damaged_neff_is_not_used(
-    run: Run, kernels: Path, tmp_path: Path, damage: Callable[[Path, Path], Path]
-) -> None:
-    damaged = damage(kernels, tmp_path)
+def test_a_damaged_neff_is_not_used(run: Run, kernels: Path, tmp_path: Path) -> None:
+    damaged = damage_pack(kernels, tmp_path / "damaged.kernels.gguf", built_tree(kernels).rglob("add-*.neff"))
     result = run("add", "skip", "in-turn", GGML_NEURON_KERNEL_DIR=damaged, GGML_NEURON_LOG="2")
     assert result.said == {"add": "ok", "skip": "no kernel for ADD", "in-turn": "ok"}, result.log
     found = re.findall(
@@ -356,13 +328,10 @@ def test_kernels_for_other_logical_cores_are_left_out(
     cores: int | None,
 ) -> None:
     """The kernels use the default number of physical cores of their target; the index names the instance's target."""
-    tree = tmp_path / "tree"
-    shutil.copytree(built_tree(kernels), tree)
-    said = f'"target": "{instance.partition(".")[0] or neuron_target}"'
-    text = (tree / "index.json").read_text()
-    (tree / "index.json").write_text(json.dumps(json.loads(text)).replace(f'"target": "{neuron_target}"', said))
+    target = instance.partition(".")[0] or neuron_target
+    pack = edit_pack(kernels, tmp_path / f"{target}.kernels.gguf", lambda index: index.update(target=target))
     variables = {"NEURON_LOGICAL_NC_CONFIG": configured, "NEURON_SIMULATOR_INSTANCE": instance}
-    result = run("add", GGML_NEURON_KERNEL_DIR=tree, **variables)
+    result = run("add", GGML_NEURON_KERNEL_DIR=pack, **variables)
     lnc = TARGETS[neuron_target].lnc
     used = cores in (None, lnc)
     assert result.said == ({"add": "ok"} if used else {}), result.log

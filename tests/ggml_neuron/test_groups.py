@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from programs import GROUPS, RANDOM, ROOT, Programs, build, built_tree, groups_manifest
+from programs import GROUPS, RANDOM, ROOT, Programs, build, built_tree, damage_pack, groups_manifest
 
 from kernelgen import cli
 from kernelgen.dispatch.grouping import Groups, UngroupedReason
@@ -430,11 +430,9 @@ def test_groups_can_be_turned_off(compute: Compute, kernels: Path) -> None:
 
 
 def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(
-    compute: Compute, manifest: Path, kernels: Path
+    compute: Compute, kernels: Path, tmp_path: Path
 ) -> None:
-    tree = manifest.parent / "damaged" / "groups"
-    tree.parent.mkdir()
-    subprocess.run(["cp", "-r", built_tree(kernels), tree], check=True)
+    tree = built_tree(kernels)
     index = json.loads((tree / "index.json").read_text())
     (neff,) = {
         k["neff"]
@@ -443,11 +441,8 @@ def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(
         and "4,1,1)/f32" in str(k["spec"])
         and "(64,1,1,1)" in str(k["spec"])
     }
-    data = bytearray((tree / neff).read_bytes())
-    data[-1] ^= 1
-    (tree / neff).unlink()
-    (tree / neff).write_bytes(data)
-    result = compute(tree, "apart:twice")
+    pack = damage_pack(kernels, tmp_path / "groups.kernels.gguf", [tree / neff])
+    result = compute(pack, "apart:twice")
     expect_ok(result, "apart:twice")
     assert "its NEFF is damaged" in result.stderr
     assert re.search(r"\d+ because their group's kernel can't be used", result.stderr), result.stderr

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Programs, Run, build, built_tree
+from programs import Programs, Run, build, built_tree, edit_pack
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.neff import container
@@ -93,43 +90,29 @@ def test_the_memory_of_programs_is_estimated_from_those_that_were_loaded(run: Ru
     assert free() - free(NEURON_SIMULATOR_FAULT="bloat") == len(neffs) * 63 * PROGRAM
 
 
-@pytest.fixture
-def saying(kernels: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], None]], Path]:
-    """Returns a function that copies the bundle, edits each kernel's entry in the index, and returns the copy."""
-
-    def copied(edit: Callable[[dict[str, Any]], None]) -> Path:
-        tree = Path(tempfile.mkdtemp(dir=tmp_path)) / "tree"
-        shutil.copytree(built_tree(kernels), tree)
-        index = json.loads((tree / "index.json").read_text())
-        for kernel in index["kernels"]:
-            edit(kernel)
-        (tree / "index.json").write_text(json.dumps(index))
-        return tree
-
-    return copied
-
-
-def test_the_memory_of_programs_is_estimated_by_their_bundle(
-    run: Run, kernels: Path, saying: Callable[[Callable[[dict[str, Any]], None]], Path]
-) -> None:
+def test_the_memory_of_programs_is_estimated_by_their_bundle(run: Run, kernels: Path, tmp_path: Path) -> None:
     """The bundle's index counts before a load, libnrt's answer after it. All programs here take a small program's memory."""
 
-    def free(tree: Path, *scenarios: str, said: str = "") -> int:
-        done = run(*scenarios, "free-memory", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_LOG="2")
+    def free(pack: Path, *scenarios: str, said: str = "") -> int:
+        done = run(*scenarios, "free-memory", GGML_NEURON_KERNEL_DIR=pack, GGML_NEURON_LOG="2")
         assert said in done.log, done.log
         return int(done.said["free-memory"].partition(" ")[0])
 
-    def add_is_large(kernel: dict[str, Any]) -> None:
-        if kernel["neff_sha256"] in large:
-            kernel["neff_memory"] = {"code": 8 * MIB, "rings": 2 * MIB, "scratchpad": SCRATCHPAD + 1}
+    def enlarge(index: dict[str, Any]) -> None:
+        for kernel in index["kernels"]:
+            if kernel["neff_sha256"] in large:
+                kernel["neff_memory"] = {"code": 8 * MIB, "rings": 2 * MIB, "scratchpad": SCRATCHPAD + 1}
 
-    tree = built_tree(kernels)
-    stored = json.loads((tree / "index.json").read_text())["kernels"]
+    def leave_out(index: dict[str, Any]) -> None:
+        for kernel in index["kernels"]:
+            del kernel["neff_memory"]
+
+    stored = json.loads((built_tree(kernels) / "index.json").read_text())["kernels"]
     large = {k["neff_sha256"] for k in stored if k["id"].startswith("add-64x4-f32-")}
-    before, after = free(tree), free(tree, "add", said="takes 250 KiB; its bundle estimates 250 KiB")
-    edited = saying(add_is_large)
+    before, after = free(kernels), free(kernels, "add", said="takes 250 KiB; its bundle estimates 250 KiB")
+    edited = edit_pack(kernels, tmp_path / "large.kernels.gguf", enlarge)
     assert before - free(edited) == len(large) * (10 * MIB - PROGRAM) + SCRATCHPAD
-    assert free(saying(lambda kernel: kernel.pop("neff_memory"))) == before
+    assert free(edit_pack(kernels, tmp_path / "unknown.kernels.gguf", leave_out)) == before
     # The loaded program's entry no longer counts: its scratchpad pages exist as its bundle estimates, and other programs
     # are small.
     loaded = free(edited, "add", said="takes 250 KiB; its bundle estimates 10240 KiB")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from programs import ROOT, Benched, Programs, Run, build, built_tree, llama_bench
+from programs import ROOT, Benched, Programs, Run, build, built_tree, damage_pack, edit_pack, llama_bench
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -29,13 +28,9 @@ def test_a_record_that_is_not_written_is_reported_when_the_logger_is_silenced(
 def test_damaged_kernels_are_reported_when_the_logger_is_silenced(
     programs: Programs, benched: Benched, tmp_path: Path
 ) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(built_tree(benched.kernels), tree)
-    for neff in tree.rglob("mul_mat-*.neff"):
-        data = neff.read_bytes()
-        neff.unlink()  # the file may be a hard link
-        neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
-    log = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=tree).stderr
+    neffs = built_tree(benched.kernels).rglob("mul_mat-*.neff")
+    pack = damage_pack(benched.kernels, tmp_path / "damaged.kernels.gguf", neffs)
+    log = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=pack).stderr
     damaged = re.findall(r"^ggml-neuron: core 0: (mul_mat-\S+) of .*: its NEFF is damaged: ", log, re.MULTILINE)
     assert damaged and len(set(damaged)) == len(damaged)
     assert re.search(r" on the CPU because no kernel computes them.*mul_mat of .* \(its kernel can't be used\)", log)
@@ -76,12 +71,11 @@ def test_a_program_without_any_kernel_is_reported(run: Run, kernels: Path) -> No
 def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
     programs: Programs, benched: Benched, tmp_path: Path
 ) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(built_tree(benched.kernels), tree)
-    index = json.loads((tree / "index.json").read_text())
-    index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ("rms_norm", "swiglu")]
-    (tree / "index.json").write_text(json.dumps(index))
-    variables = {"GGML_NEURON_KERNEL_DIR": tree, "GGML_SCHED_DEBUG": "2", "GGML_NEURON_BUFFERS": "device"}
+    def leave_out(index: dict[str, Any]) -> None:
+        index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ("rms_norm", "swiglu")]
+
+    pack = edit_pack(benched.kernels, tmp_path / "fewer.kernels.gguf", leave_out)
+    variables = {"GGML_NEURON_KERNEL_DIR": pack, "GGML_SCHED_DEBUG": "2", "GGML_NEURON_BUFFERS": "device"}
     variables |= {"GGML_NEURON_LOG": "1"}
     log = llama_bench(programs, benched.model, "-v", **variables).stderr
     graphs = set()

@@ -59,7 +59,7 @@ def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: 
     result = scenarios(
         sanitized,
         *names,
-        GGML_NEURON_KERNEL_DIR=f"{built_tree(kernels)}:{kernels}",
+        GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS=buffers,
         GGML_NEURON_RECORD=tmp_path / "mine.yaml",
     )

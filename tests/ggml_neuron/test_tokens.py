@@ -7,16 +7,16 @@ import json
 import math
 import random
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from golden_cuts import cut
-from programs import ROOT, Programs, Run, build, built_tree, ran_on
+from programs import ROOT, Programs, Run, build, edit_pack, ran_on
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch import chips
@@ -109,12 +109,12 @@ def test_nodes_of_attention_that_cannot_be_computed_together_are_computed_all_th
     run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
 ) -> None:
     """The backend accepts the first nodes before it receives the next ones. Nodes without a kernel get a message."""
-    folder = tmp_path / "kernels"
-    shutil.copytree(built_tree(few), folder)
-    index = json.loads((folder / "index.json").read_text())
-    index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] != without]
-    (folder / "index.json").write_text(json.dumps(index))
-    result = run(scenario, GGML_NEURON_KERNEL_DIR=folder, GGML_NEURON_BUFFERS="device")
+
+    def leave_out(index: dict[str, Any]) -> None:
+        index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] != without]
+
+    pack = edit_pack(few, tmp_path / "few.kernels.gguf", leave_out)
+    result = run(scenario, GGML_NEURON_KERNEL_DIR=pack, GGML_NEURON_BUFFERS="device")
     assert result.said == {scenario: "ok"}, result.log
     assert set(re.findall(r"no kernel for (\w+) of", result.log)) == lacking
 
@@ -200,14 +200,11 @@ def test_costs_of_a_user_replace_those_of_the_target(run: Run, few: Path, depth:
 def test_kernels_are_chosen_by_the_figures_of_the_bundles_target(
     run: Run, few: Path, tmp_path: Path, target: str, lnc: int, instance: str
 ) -> None:
-    shutil.copytree(built_tree(few), tmp_path / "tree")
-    index = json.loads((tmp_path / "tree" / "index.json").read_text())
-    index["target"], index["lnc"] = target, lnc
-    (tmp_path / "tree" / "index.json").write_text(json.dumps(index))
+    pack = edit_pack(few, tmp_path / "few.kernels.gguf", lambda index: index.update(target=target, lnc=lnc))
     for depth, queued in (("3", True), ("1", False)):
         result = run(
             "memory",
-            GGML_NEURON_KERNEL_DIR=tmp_path / "tree",
+            GGML_NEURON_KERNEL_DIR=pack,
             NEURON_SIMULATOR_INSTANCE=instance,
             GGML_NEURON_QUEUE_DEPTH=depth,
             GGML_NEURON_LOG="1",

@@ -1,8 +1,8 @@
 // Ahead-of-time compiled NeuronCore kernels: opens a bundle of kernels and finds the kernel for a ggml node.
 //
-// A bundle holds the NEFFs (the executables of AWS Neuron) of one manifest for one target. It has three forms: a GGUF
-// file, the pack `<name>_<target>.kernels.gguf`; a folder, the tree `<name>_<target>`; or data that is linked into the
-// program. The functions treat all three alike:
+// A bundle holds the NEFFs (the executables of AWS Neuron) of one manifest for one target. The library reads
+// two of its forms alike: a GGUF file, the pack `<name>_<target>.kernels.gguf`; and data that is linked into the program.
+//
 //
 //     char             message[NEURON_KERNELS_MESSAGE_SIZE];
 //     neuron_kernels * bundle;
@@ -47,7 +47,7 @@ extern "C" {
 // one.
 #define NEURON_KERNELS_API_VERSION 9
 
-// The version of packs, trees and tables that this library reads: of their keys, hash and metadata
+// The version of packs and tables that this library reads: of their keys, hash and metadata
 // (docs/reference/bundle-format.md).
 #define NEURON_KERNELS_FORMAT 3
 
@@ -87,7 +87,7 @@ typedef enum neuron_kernels_status {
     NEURON_KERNELS_ERROR_ARGUMENT   = 1,  // a null pointer where none is allowed
     NEURON_KERNELS_ERROR_IO         = 2,  // a file can't be opened, is not a regular file, or can't be mapped
     NEURON_KERNELS_ERROR_NOT_A_PACK = 3,  // the bytes are not GGUF, or GGUF that holds something else (a model)
-    NEURON_KERNELS_ERROR_VERSION    = 4,  // an unsupported version of GGUF, of the pack, the tree or the table
+    NEURON_KERNELS_ERROR_VERSION    = 4,  // an unsupported version of GGUF, of the pack or the table
     NEURON_KERNELS_ERROR_CORRUPT    = 5,  // truncated, or its parts contradict each other
     NEURON_KERNELS_ERROR_MEMORY     = 6,  // out of memory
 } neuron_kernels_status;
@@ -100,7 +100,7 @@ typedef struct neuron_kernels_tensor {
 } neuron_kernels_tensor;
 
 // A bundle as plain arrays. kernelgen generates one as a constant for a program that links a bundle, and the library
-// makes one when it opens a pack or a tree. Do not write one by hand; docs/reference/bundle-format.md describes the
+// makes one when it opens a pack. Do not write one by hand; docs/reference/bundle-format.md describes the
 // contents.
 typedef struct neuron_kernels_table {
     uint32_t         struct_size;  // sizeof(neuron_kernels_table)
@@ -157,18 +157,6 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_memory(const void *
                                                                     neuron_kernels ** bundle,
                                                                     char *            message,
                                                                     size_t            message_size);
-
-// Opens a tree: the folder that holds its index.json.
-//
-// The index gets the same checks as a pack's, and the NEFFs, which are separate files, are read into memory. Later
-// changes to the tree do not affect the bundle. A tree is for people to inspect: a pack opens faster, takes no memory
-// for NEFFs, and shares them with other processes.
-//
-// On error the message holds the file and the place (byte offset in index.json). Since API version 2.
-NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_tree(const char *      path,
-                                                                  neuron_kernels ** bundle,
-                                                                  char *            message,
-                                                                  size_t            message_size);
 
 // Opens an embedded bundle in constant time. Nothing is copied. The table is part of the program, so only its versions
 // are checked. neuron_kernels_verify checks its NEFFs, as in the other forms.

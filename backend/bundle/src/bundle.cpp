@@ -81,12 +81,8 @@ std::string_view check_text(const char * what, std::string_view text) {
     return text;
 }
 
-bool is_hexadecimal(std::string_view text) {
-    return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-}
-
 bool is_sha256(std::string_view text) {
-    return text.size() == SHA256_DIGITS && is_hexadecimal(text);
+    return text.size() == SHA256_DIGITS && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, size_t n_words) {
@@ -111,11 +107,10 @@ namespace {
 // the boundary of the C API
 //
 
-// Makes a bundle, lets `fill` open it, and turns an exception of `fill` into a status and a message. The message starts
-// with `what` and, for a folder, the name of the file in it.
+// Makes a bundle, lets `fill` open it, and turns an exception of `fill` into a status and a message, which starts with
+// `what`.
 template <typename F>
 neuron_kernels_status open_bundle(const char *      what,
-                                  const char *      file,
                                   const void *      source,
                                   neuron_kernels ** bundle,
                                   char *            message,
@@ -123,7 +118,7 @@ neuron_kernels_status open_bundle(const char *      what,
                                   F                 fill) noexcept {
     const auto report = [&](neuron_kernels_status status, const char * text) {
         if (message && message_size > 0) {
-            snprintf(message, message_size, "%s%s%s%s", what, file, *text ? ": " : "", text);
+            snprintf(message, message_size, "%s%s%s", what, *text ? ": " : "", text);
         }
         return status;
     };
@@ -159,18 +154,10 @@ neuron_kernels_status neuron_kernels_open_file(const char *      path,
                                                neuron_kernels ** bundle,
                                                char *            message,
                                                size_t            message_size) {
-    return open_bundle(path ? path : "path", "", path, bundle, message, message_size, [&](neuron_kernels & opened) {
+    return open_bundle(path ? path : "path", path, bundle, message, message_size, [&](neuron_kernels & opened) {
         opened.file = nk::mapping(path);
         nk::read_pack(opened.file.data(), opened.file.size(), opened);
     });
-}
-
-neuron_kernels_status neuron_kernels_open_tree(const char *      path,
-                                               neuron_kernels ** bundle,
-                                               char *            message,
-                                               size_t            message_size) {
-    return open_bundle(path ? path : "path", path ? "/index.json" : "", path, bundle, message, message_size,
-                       [&](neuron_kernels & opened) { nk::read_tree(path, opened); });
 }
 
 neuron_kernels_status neuron_kernels_open_memory(const void *      data,
@@ -178,7 +165,7 @@ neuron_kernels_status neuron_kernels_open_memory(const void *      data,
                                                  neuron_kernels ** bundle,
                                                  char *            message,
                                                  size_t            message_size) {
-    return open_bundle("pack in memory", "", data, bundle, message, message_size, [&](neuron_kernels & opened) {
+    return open_bundle("pack in memory", data, bundle, message, message_size, [&](neuron_kernels & opened) {
         nk::read_pack(static_cast<const uint8_t *>(data), size, opened);
     });
 }
@@ -187,7 +174,7 @@ neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * 
                                                    neuron_kernels **            bundle,
                                                    char *                       message,
                                                    size_t                       message_size) {
-    return open_bundle("embedded bundle", "", table, bundle, message, message_size, [&](neuron_kernels & opened) {
+    return open_bundle("embedded bundle", table, bundle, message, message_size, [&](neuron_kernels & opened) {
         if (table->struct_size < sizeof(*table)) {
             nk::fail(NEURON_KERNELS_ERROR_VERSION, "its table has %" PRIu32 " bytes; this library reads %zu or more",
                      table->struct_size, sizeof(*table));

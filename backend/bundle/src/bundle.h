@@ -1,4 +1,4 @@
-// An open bundle, and the functions that read one from each form.
+// An open bundle, and the functions that read one from a pack.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
-// Every function reads `table`. For an embedded bundle it points into the program. For a pack or a tree it points into
-// the members below it, except for a pack's NEFFs, which stay in the file.
+// Every function reads `table`. For an embedded bundle it points into the program. For a pack it points into the
+// members below it, except for the NEFFs, which stay in the file.
 struct neuron_kernels {
     neuron_kernels_table table = {};
 
@@ -37,7 +37,6 @@ struct neuron_kernels {
     std::vector<uint64_t> neff_offsets;
     std::vector<uint64_t> neff_sizes;
     std::vector<uint64_t> neff_memory;  // empty when the bundle holds none
-    std::vector<uint8_t>  neff_data;    // for a tree
 
     // For each NEFF, the state of `file` in which its SHA-256 was right: each core reads it, and hashing takes longer.
     std::unique_ptr<std::atomic<int64_t>[]> verified;
@@ -60,9 +59,6 @@ bool is_kernel_id(std::string_view text);
 // Returns a text of the bundle. Throws `error` with CORRUPT when it has control characters.
 std::string_view check_text(const char * what, std::string_view text);
 
-// Returns whether all characters of a text are lower-case hexadecimal digits.
-bool is_hexadecimal(std::string_view text);
-
 // Returns whether a text is a SHA-256 in lower-case hexadecimal digits.
 bool is_sha256(std::string_view text);
 
@@ -73,10 +69,5 @@ int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, siz
 //
 // Throws `error`: NOT_A_PACK, VERSION or CORRUPT.
 void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle);
-
-// Reads a tree.
-//
-// Throws `error`: IO, VERSION or CORRUPT.
-void read_tree(const std::string & folder, neuron_kernels & bundle);
 
 }  // namespace nk

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <utility>
@@ -93,13 +92,6 @@ mapping::~mapping() {
     if (file >= 0) {
         close(file);
     }
-}
-
-std::string real_path(const std::string & path) {
-    char *            found = realpath(path.c_str(), nullptr);
-    const std::string real  = found ? found : "";
-    free(found);
-    return real;
 }
 
 }  // namespace nk

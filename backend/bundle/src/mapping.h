@@ -4,8 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <string_view>
 
 namespace nk {
 
@@ -37,15 +35,10 @@ class mapping {
     // the last second: the clock of changes may not tell the next one from that.
     int64_t state() const;
 
-    std::string_view text() const { return { static_cast<const char *>(address), length }; }
-
   private:
     int    file    = -1;  // open for `read`
     void * address = nullptr;
     size_t length  = 0;
 };
-
-// Returns an absolute path without links; "" if there is no such file.
-std::string real_path(const std::string & path);
 
 }  // namespace nk

@@ -1,22 +1,19 @@
-// Compares a pack or a tree that kernelgen wrote with the table of its expected contents.
+// Compares a pack that kernelgen wrote with the table of its expected contents.
 //
-//     bundle_test BUNDLE LOOKUPS
+//     bundle_test PACK LOOKUPS
 
 #include "check.h"
 #include "lookups.h"
 #include "neuron_kernels.h"
 
-#include <filesystem>
-
 int main(int argc, char ** argv) {
     if (argc != 3) {
-        fprintf(stderr, "usage: %s BUNDLE LOOKUPS\n", argv[0]);
+        fprintf(stderr, "usage: %s PACK LOOKUPS\n", argv[0]);
         return 2;
     }
     char             message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * bundle;
-    const auto open = std::filesystem::is_directory(argv[1]) ? neuron_kernels_open_tree : neuron_kernels_open_file;
-    if (open(argv[1], &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+    if (neuron_kernels_open_file(argv[1], &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
         fprintf(stderr, "%s\n", message);
         return 1;
     }

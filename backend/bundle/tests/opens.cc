@@ -1,24 +1,22 @@
-// Prints the library's result for bundles, for tests that compare it with kernelgen's result.
+// Prints the library's result for packs, for tests that compare it with kernelgen's result.
 //
 //     opens <PATHS
 //
-// Reads one path per line, a pack's or a tree's, and prints one line for each: `ok` when the bundle opens and each of
-// its NEFFs matches the index, else the mistake.
+// Reads one path per line and prints one line for each: `ok` when the pack opens and each of its NEFFs matches the
+// index, else the mistake.
 
 #include "check.h"
 #include "neuron_kernels.h"
 #include "read_everything.h"
 
-#include <filesystem>
 #include <iostream>
 #include <string>
 
-// Returns the mistake in a bundle, or "".
+// Returns the mistake in a pack, or "".
 static std::string problem_of(const std::string & path) {
     char             message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * bundle;
-    const auto       open = std::filesystem::is_directory(path) ? neuron_kernels_open_tree : neuron_kernels_open_file;
-    if (open(path.c_str(), &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+    if (neuron_kernels_open_file(path.c_str(), &bundle, message, sizeof(message)) != NEURON_KERNELS_OK) {
         return message;
     }
     test::read_everything(bundle);

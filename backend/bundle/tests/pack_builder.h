@@ -212,7 +212,7 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
     return out;
 }
 
-// Returns the program memory of NEFF `i` in the packs and trees of tests.
+// Returns the program memory of NEFF `i` in the packs of tests.
 inline std::vector<uint64_t> neff_memory(size_t i) {
     return { 64 * i, 32 * i + 1, i % 2 ? uint64_t(1) << 40 : 0 };
 }

@@ -31,7 +31,7 @@ constexpr size_t NEURON_PROGRAM_MEMORY = (size_t) 250 << 10;
 // A bundle that stays open for the life of the process.
 struct neuron_bundle {
     neuron_kernels * handle = nullptr;
-    std::string      origin;        // the path of the pack or tree, or "embedded NAME_TARGET"
+    std::string      origin;        // the path of the pack, or "embedded NAME_TARGET"
     uint32_t         position = 0;  // among all bundles
 
     // The bundle's ops regardless of shapes: the first words of keys, and hashes of these with the input types.

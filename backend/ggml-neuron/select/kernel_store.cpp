@@ -456,11 +456,10 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     bundles.push_back(std::move(bundle));
 }
 
-void neuron_kernel_store::open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree) {
-    const auto       open = is_tree ? neuron_kernels_open_tree : neuron_kernels_open_file;
+void neuron_kernel_store::open_pack(const neuron_nrt & nrt, const std::string & path) {
     char             message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * handle = nullptr;
-    if (open(path.c_str(), &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
+    if (neuron_kernels_open_file(path.c_str(), &handle, message, sizeof(message)) != NEURON_KERNELS_OK) {
         NEURON_ERROR("kernels left out: %s\n", message);
         return;
     }
@@ -482,23 +481,15 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
         return;
     }
     if (status.type() != fs::file_type::directory) {
-        open_bundle(nrt, path, false);
+        open_pack(nrt, path);
         return;
     }
     std::vector<std::string> packs;
-    std::vector<std::string> trees;
-    const std::string        index = (fs::path(path) / "index.json").string();
-    if (fs::exists(index, error)) {
-        trees.push_back(path);
-    }
-    fs::directory_iterator it(path, error);
+    fs::directory_iterator   it(path, error);
     for (; !error && it != fs::directory_iterator(); it.increment(error)) {
         const std::string name = it->path().string();
-        std::error_code   ignored;
         if (ends_with(name, ".kernels.gguf")) {
             packs.push_back(name);
-        } else if (fs::exists(it->path() / "index.json", ignored)) {
-            trees.push_back(name);
         }
     }
     if (error) {
@@ -506,20 +497,14 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
         return;
     }
     std::sort(packs.begin(), packs.end());
-    std::sort(trees.begin(), trees.end());
     for (const std::string & pack : packs) {
-        open_bundle(nrt, pack, false);
+        open_pack(nrt, pack);
     }
-    for (const std::string & tree : trees) {
-        // kernelgen writes both with the same contents
-        if (std::find(packs.begin(), packs.end(), tree + ".kernels.gguf") != packs.end()) {
-            continue;
-        }
-        open_bundle(nrt, tree, true);
-    }
-    if (packs.empty() && trees.empty()) {
-        NEURON_WARN("GGML_NEURON_KERNEL_DIR: %s holds neither packs (*.kernels.gguf) nor trees (index.json)\n",
-                    path.c_str());
+    if (packs.empty()) {
+        NEURON_WARN(
+            "GGML_NEURON_KERNEL_DIR: %s holds no packs (*.kernels.gguf): name or build one; a tree (index.json) is "
+            "not read\n",
+            path.c_str());
     }
 }
 

@@ -123,7 +123,7 @@ class neuron_kernel_store {
 
   private:
     void open_path(const neuron_nrt & nrt, const std::string & path);
-    void open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree);
+    void open_pack(const neuron_nrt & nrt, const std::string & path);
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     neuron_kernel find(const neuron_signature & node) const;

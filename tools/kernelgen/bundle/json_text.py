@@ -6,11 +6,11 @@ import json
 from typing import Any, NoReturn
 
 MAX_DEPTH = 16
-"""Maximum nesting depth of arrays and objects in a bundle; backend/bundle/src/json.cpp has the same number."""
+"""Maximum nesting depth of arrays and objects in a bundle."""
 
 
 def read_json(data: bytes | str, depth: int = 0) -> Any:
-    """Returns the value of a JSON text, under the rules of the C++ bundle library (backend/bundle/src/json.h).
+    """Returns the value of a JSON text.
 
     Args:
         data: the text.
@@ -25,8 +25,6 @@ def read_json(data: bytes | str, depth: int = 0) -> Any:
             data.decode() if isinstance(data, bytes) else data,
             object_pairs_hook=_members,
             parse_constant=_no_number,
-            # The C++ library does not read -0 as an integer.
-            parse_int=lambda text: -0.0 if text == "-0" else int(text),
         )
     except RecursionError:
         raise ValueError("nested too deep") from None

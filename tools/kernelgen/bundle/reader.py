@@ -1,4 +1,4 @@
-"""Reads bundles: one value type for packs and trees, and all bundles of a folder, as GGML_NEURON_KERNEL_DIR accepts one.
+"""Reads bundles: one value type for packs and trees, and all bundles of a folder.
 
 Reading refuses an index of the wrong shape. `StoredBundle.mistakes` checks whether the index matches its kernels: that requires
 specs that this version of kernelgen supports.
@@ -16,7 +16,6 @@ from typing import Any
 from kernelgen import fileio
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, pack_name
-from kernelgen.bundle.index import make_slots
 from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -109,7 +108,7 @@ class StoredBundle:
     def mistakes(self) -> list[Diagnostic]:
         """Returns the differences between the index and its kernels (ids, keys), and an unknown target or LNC.
 
-        It recomputes all but the last from the specs, as the writer does, so it also finds everything that the C++ library refuses.
+        It recomputes all but the last from the specs, as the writer does, so it also finds every key that the C++ library refuses.
         """
         found: list[Diagnostic] = []
         target = TARGETS.get(self.origin.target)
@@ -191,11 +190,6 @@ def of_tree(path: Path) -> StoredBundle:
     index = tree.read_index(path)
     stored = sorted(index["kernels"], key=lambda kernel: kernel["id"].encode())
     keys = [tuple(int(k["key"][at : at + 16], 16) for at in range(0, len(k["key"]), 16)) for k in stored]
-    try:
-        # A tree stores no hash table: its reader builds one, and refuses keys that give none. This does the same.
-        make_slots(list(itertools.chain(*keys)), list(itertools.accumulate(map(len, keys), initial=0)))
-    except KernelgenError as error:
-        raise KernelgenError(f"{path / tree.INDEX}: {error.diagnostics[0].message}") from None
     kernels = [
         StoredKernel(
             kernel["id"],

@@ -1,4 +1,4 @@
-"""The tree: a bundle as a folder, for inspection by people and for use by a backend.
+"""The tree: a bundle as a folder, for people and for other programs.
 
 The layout is in docs/reference/bundle-format.md.
 """

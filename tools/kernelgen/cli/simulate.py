@@ -148,7 +148,7 @@ def difference(theirs: Versions | None) -> str:
 
 
 def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
-    """Raises if the simulator can run none of the bundles that a program would open.
+    """Raises if the simulator can run none of the packs that a program would open.
 
     A program would continue without them: each kernel would be refused, and the CPU would compute. The check does not cover
     kernels embedded in a program, and leaves errors of unreadable files to the program.
@@ -158,26 +158,26 @@ def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
         environment: GGML_NEURON_KERNEL_DIR names the kernels.
 
     Raises:
-        KernelgenError: lists one mistake for each bundle.
+        KernelgenError: lists one mistake for each pack.
     """
     theirs = versions(libnrt)
     mistakes = []
-    for bundle in _bundles(environment.get(_KERNELS) or ""):
+    for path in _packs(environment.get(_KERNELS) or ""):
         try:
-            head = _first_neff(bundle)
+            head = _first_neff(path)
         except (OSError, KernelgenError, LookupError):
             return
         if not head.simulated:
             mistakes.append(
                 Diagnostic(
-                    f"{_KERNELS}: the kernels of {bundle} are for a Neuron device, and the simulator runs none of them",
+                    f"{_KERNELS}: the kernels of {path} are for a Neuron device, and the simulator runs none of them",
                     hint="build them with --compiler simulator",
                 )
             )
         elif theirs is not None and head.neff_version[1] != theirs.neff:
             mistakes.append(
                 Diagnostic(
-                    f"{_KERNELS}: the kernels of {bundle} are simulated NEFFs of version {head.neff_version[1]}, and the simulator "
+                    f"{_KERNELS}: the kernels of {path} are simulated NEFFs of version {head.neff_version[1]}, and the simulator "
                     f"({libnrt}) reads {theirs.neff}",
                     hint="build the kernels again with this kernelgen, or the simulator with the kernelgen that built them",
                 )
@@ -188,33 +188,27 @@ def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
         raise KernelgenError(mistakes)
 
 
-def _bundles(paths: str) -> list[Path]:
-    """Returns the packs and trees that the backend finds in folders; of a pack and a tree of the same bundle, the pack."""
+def _packs(paths: str) -> list[Path]:
+    """Returns the packs that the backend finds."""
     found: list[Path] = []
     for path in (Path(part) for part in paths.split(":") if part):
-        if path.is_file() or (path / "index.json").is_file():
+        if path.is_file():
             found.append(path)
-        elif path.is_dir():
-            packs = sorted(path.glob("*.kernels.gguf"))
-            trees = (index.parent for index in sorted(path.glob("*/index.json")))
-            found += [*packs, *(tree for tree in trees if tree.with_name(f"{tree.name}.kernels.gguf") not in packs)]
+        else:
+            found += sorted(path.glob("*.kernels.gguf"))
     return found
 
 
-def _first_neff(bundle: Path) -> container.Header:
-    """Returns the header of a bundle's first NEFF: one compiler made all of them.
+def _first_neff(path: Path) -> container.Header:
+    """Returns the header of a pack's first NEFF: one compiler made all of them.
 
     Raises:
-        OSError, KernelgenError, LookupError: the bundle can't be read.
+        OSError, KernelgenError, LookupError: the pack can't be read.
     """
-    from kernelgen.bundle import pack, tree
+    from kernelgen.bundle import pack
 
-    if bundle.is_file():
-        made = pack.read(bundle)
-        return container.read_header(
-            made.read_neff(0, container.HEADER_SIZE), total=made.neffs[0].size, source=str(bundle)
-        )
-    return container.read_header_of(bundle / tree.read_index(bundle)["kernels"][0]["neff"])
+    made = pack.read(path)
+    return container.read_header(made.read_neff(0, container.HEADER_SIZE), total=made.neffs[0].size, source=str(path))
 
 
 def find(named: Path | None, environment: Mapping[str, str]) -> Path:
