@@ -32,6 +32,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(program: str, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [folder / program, *map(str, arguments)]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", check=False)
 
     return run

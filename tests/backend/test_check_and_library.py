@@ -32,6 +32,7 @@ STRICTER = {
     r"kernel\.flags": "flags of single kernels",
     r"cannot be the name of a file": "names of an embedded bundle's files",
     r"no machine is a|, unlike its bundle": "the device, which the backend compares with its own",
+    r"not UTF-8": "the encoding of text",
     r"not a NEFF|damaged NEFF|compiled (for|by)": "what a NEFF is",
 }
 

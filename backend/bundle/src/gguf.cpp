@@ -1,7 +1,5 @@
 #include "gguf.h"
 
-#include "utf8.h"
-
 #include <cinttypes>
 #include <cstring>
 #include <unordered_set>
@@ -91,13 +89,9 @@ class cursor {
     uint64_t u64(const char * what) { return load<uint64_t>(take(8, what)); }
 
     std::string_view string(const char * what) {
-        const uint64_t         length = u64(what);
-        const uint8_t *        bytes  = take(length, what);
-        const std::string_view text(reinterpret_cast<const char *>(bytes), static_cast<size_t>(length));
-        if (utf8_length(text) != text.size()) {
-            fail(NEURON_KERNELS_ERROR_CORRUPT, "%s at byte %zu is not UTF-8", what, at - text.size());
-        }
-        return text;
+        const uint64_t  length = u64(what);
+        const uint8_t * bytes  = take(length, what);
+        return { reinterpret_cast<const char *>(bytes), static_cast<size_t>(length) };
     }
 
   private:
