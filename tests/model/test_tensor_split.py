@@ -34,7 +34,7 @@ def where(exporter: Exporter) -> list[str]:
 
 def derive(exporter: Exporter, model: Path, devices: str, *options: str) -> Path:
     output = model.with_name("derived.yaml")
-    split = ("--split-mode", "tensor", "--devices", devices)
+    split = ("--split-mode", "tensor", "--devices", devices, "--target", "trn2")
     assert cli.run(["model", str(model), "-o", str(output), *where(exporter), *OPTIONS, *split, *options]) == 0
     return output
 
