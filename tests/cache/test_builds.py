@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -338,55 +336,6 @@ def test_a_read_only_cache_is_read(build: Kernelgen, tmp_path: Path, record: Pat
     assert len(entries(tmp_path / "cache")) == 2
 
 
-def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Store, record: Path) -> None:
-    shared = {"NEURON_KERNELGEN_SHARED_CACHE": store.url}
-    assert counts(build("one", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "first", **shared)) == (3, 0)
-    done = build("two", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "second", **shared)
-    assert counts(done) == (0, 3) and warnings(done) == []
-    assert pack(tmp_path / "one") == pack(tmp_path / "two") and len(compiles(record)) == 3
-
-
-# --- killing and stopping -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
-)
-def test_a_build_that_is_stopped_leaves_nothing_half_written_in_the_cache(
-    build: Kernelgen, tmp_path: Path, record: Path, number: signal.Signals, code: int
-) -> None:
-    install(tmp_path / "sdk", record=str(record), seconds=0.5)
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "kernelgen",
-            "build",
-            str(tmp_path / "small.yaml"),
-            "-o",
-            str(tmp_path / "out"),
-            "-j",
-            "1",
-        ],
-        env=environment(NEURON_SDK=tmp_path / "sdk", NEURON_KERNELGEN_NEFF_CACHE=tmp_path / "cache"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while len(compiles(record)) < 2:  # the first is done, the second runs
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code and "Traceback" not in err
-    assert 1 <= len(entries(tmp_path / "cache")) < 3
-    assert not any((tmp_path / "cache/tmp").iterdir())
-    install(tmp_path / "sdk", record=str(record))
-    compiled, cached = counts(build())
-    assert (compiled + cached, len(compiles(record))) <= (3, 4)
-
-
 # --- nothing is written outside -------------------------------------------------------------------------------------------
 
 
@@ -402,24 +351,6 @@ def test_a_manifest_cannot_name_a_place_outside(kernelgen: Kernelgen, tmp_path: 
     done = kernelgen("build", path, "-o", tmp_path / "deep" / "out", "--compiler", "simulator")
     assert done.returncode == 2 and f"{path}:2:7: error" in done.stderr
     assert outside(tmp_path) == before
-
-
-def test_a_plan_cannot_name_a_place_outside(kernelgen: Kernelgen, build: Kernelgen, tmp_path: Path) -> None:
-    build()
-    (tmp_path / "neff").mkdir()
-    plan = json.loads(kernelgen("plan", tmp_path / "small.yaml", "--format", "json").stdout)
-    kernels = plan["bundles"][0]["kernels"]
-    [tree] = (tmp_path / "out").glob("small_trn1")
-    for kernel in kernels:
-        shutil.copy(tree / "trn1/neff" / f"{kernel}.neff", tmp_path / "neff" / f"{kernel}.trn1.neff")
-    for name in ("../../evil", "/tmp/evil", "a\nb"):
-        plan["bundles"][0]["name"] = name
-        (tmp_path / "plan.json").write_text(json.dumps(plan))
-        before = outside(tmp_path)
-        words = ["--hlo-dir", tree / "generic/hlo", "--neff-dir", tmp_path / "neff", "-o", tmp_path / "deep/out"]
-        done = kernelgen("bundle", "--plan", tmp_path / "plan.json", *words, "--form", "embed")
-        assert done.returncode == 2 and "cannot be the name of a file" in done.stderr
-        assert outside(tmp_path) == before
 
 
 @pytest.mark.parametrize(
