@@ -299,7 +299,9 @@ def test_answer_without_end_is_not_read(
     store.endless, store.promised = promised is None, promised
     with little_memory():
         assert made.get(opened(said, folder=tmp_path, shared=store.url), key) == (neff, COMPILED)
-    assert len(said) == 1 and f"{key.name}.json has more than 65536 bytes" in said[0] and store.url in said[0], said
+    assert len(said) == 1 and f"{key.name}: its .json has more than 65536 bytes" in said[0] and store.url in said[0], (
+        said
+    )
     # The bytes that were in transit when reading ended.
     assert store.sent < 64 << 20
     assert store.objects == objects

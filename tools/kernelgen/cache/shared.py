@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -135,7 +136,7 @@ class Shared:
             if over.is_set():
                 raise TimeoutError
             if max(size or 0, count) > limit:
-                raise DamagedEntry(f"{file} has more than {limit} bytes")
+                raise DamagedEntry(f"its {PurePath(file).suffix} has more than {limit} bytes")
             now = time.monotonic()
             if now - begun >= SLOW_SECONDS:
                 if count - counted < SLOW_BYTES and count != size:
