@@ -199,16 +199,16 @@ class Cache:
             timed: whether to record the duration of `make`, for estimates of later builds.
         """
         with self._locked(key.name, PATIENCE if patience is None else patience):
-            if self.folder and (found := self._read(self.folder, key.name)):
+            if self.folder and (pair := self._read(self.folder, key.name)):
                 self.folder.used(key.name)
-                return found[1], LOCAL
-            if self.shared and (found := self._read(self.shared, key.name)):
+                return pair[1], LOCAL
+            if self.shared and (pair := self._read(self.shared, key.name)):
                 # Keep the recorded compile time: estimates of later builds use it.
-                self._write(self.folder, *found)
-                return found[1], SHARED
-            begun = time.monotonic()
+                self._write(self.folder, *pair)
+                return pair[1], SHARED
+            started_at = time.monotonic()
             neff = make()
-            head = EntryHead.make(key, kernel, neff, round(time.monotonic() - begun) if timed else None)
+            head = EntryHead.make(key, kernel, neff, round(time.monotonic() - started_at) if timed else None)
             # This machine's cache first: a failing shared cache must not lose a compiled NEFF.
             self._write(self.folder, head, neff)
             if self._settings.writable:
@@ -226,12 +226,12 @@ class Cache:
         try:
             return None if self._is_down(level) else level.read(name)
         except DamagedEntry as problem:
-            self._say(f"the cache {level} has a damaged entry, which is not used: {name}: {problem}")
+            self._warn_once(f"the cache {level} has a damaged entry, which is not used: {name}: {problem}")
         except OSError as error:
             text = f"the cache {level} can't be read, and the build goes on without: {error.strerror or error}"
             if isinstance(error, shared.Unavailable):
                 self._record_failure(text)
-            self._say(text)
+            self._warn_once(text)
         return None
 
     def _write(self, level: Folder | shared.Shared | None, head: EntryHead, neff: bytes) -> None:
@@ -241,9 +241,9 @@ class Cache:
             level.write(head, neff)
         except (OSError, KernelgenError) as error:
             reason = getattr(error, "strerror", None) or error
-            self._say(f"the cache {level} can't be written, and nothing is added to it: {reason}")
+            self._warn_once(f"the cache {level} can't be written, and nothing is added to it: {reason}")
 
-    def _say(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.add(text)
             self._warn(text)
@@ -263,6 +263,6 @@ class Cache:
         with contextlib.suppress(OSError):
             # A clock that was set back must not keep it down for long.
             if self._failure and abs(time.time() - self._failure.stat().st_mtime) < RETRY_SECONDS:
-                self._say(self._failure.read_text())
+                self._warn_once(self._failure.read_text())
                 return True
         return False

@@ -12,7 +12,7 @@ from kernelgen.cache.entry import DamagedEntry, EntryHead
 from kernelgen.cache.folder import Folder
 from kernelgen.errors import KernelgenError
 
-# Exceptions that tarfile raises for bytes that are no tar.
+# Exceptions that tarfile raises for bytes that are not a tar.
 _TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 
 
@@ -29,13 +29,13 @@ def write(path: str | Path, folder: Folder) -> tuple[int, list[str]]:
     with fileio.replacing(path) as temporary, tarfile.open(temporary, "w", format=tarfile.GNU_FORMAT) as tar:
         for stored in folder.entries():
             try:
-                found = folder.read(stored.name)
+                pair = folder.read(stored.name)
             except DamagedEntry:
                 damaged.append(stored.name)
                 continue
-            if found is not None:
+            if pair is not None:
                 count += 1
-                head, neff = found
+                head, neff = pair
                 for suffix, data in ((entry.JSON, head.encode()), (entry.NEFF, neff)):
                     member = tarfile.TarInfo(stored.name + suffix)
                     member.size = len(data)
@@ -61,8 +61,8 @@ def read(path: str | Path, folder: Folder) -> tuple[int, int]:
             raise KernelgenError(f"{path}: not an exported cache: {error}") from None
         file.seek(end)
         # tarfile ends silently at a damaged header; a whole tar ends with zeros.
-        rest = file.read(tarfile.RECORDSIZE)
-        if not rest or rest.strip(b"\0"):
+        tail = file.read(tarfile.RECORDSIZE)
+        if not tail or tail.strip(b"\0"):
             raise KernelgenError(f"{path}: it is cut off or damaged after {len(members)} files")
         files: dict[str, tarfile.TarInfo] = {}
         for member in members:
@@ -80,8 +80,8 @@ def read(path: str | Path, folder: Folder) -> tuple[int, int]:
 
         def checked(name: str) -> tuple[EntryHead, bytes]:
             try:
-                if found := entry.read(get, name):
-                    return found
+                if pair := entry.read(get, name):
+                    return pair
                 raise DamagedEntry(f"its {entry.JSON} is missing")
             except DamagedEntry as problem:
                 raise KernelgenError(f"{path}: the entry {name} is damaged: {problem}") from None

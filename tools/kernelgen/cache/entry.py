@@ -66,7 +66,7 @@ class EntryHead:
 
 
 def name_of(file: str) -> str | None:
-    """Returns the name of the entry that a file belongs to; None if it is no file of an entry."""
+    """Returns the name of the entry that a file belongs to; None if it is not a file of an entry."""
     match = _FILE.fullmatch(file)
     return match[1] if match else None
 

@@ -129,19 +129,19 @@ class Shared:
         from fsspec.callbacks import Callback
 
         fs, root = self._filesystem()
-        begun, counted = time.monotonic(), 0
+        started_at, counted = time.monotonic(), 0
 
         def check(size: int | None, count: int) -> None:
-            nonlocal begun, counted
+            nonlocal started_at, counted
             if over.is_set():
                 raise TimeoutError
             if max(size or 0, count) > limit:
                 raise DamagedEntry(f"its {PurePath(file).suffix} has more than {limit} bytes")
             now = time.monotonic()
-            if now - begun >= SLOW_SECONDS:
+            if now - started_at >= SLOW_SECONDS:
                 if count - counted < SLOW_BYTES and count != size:
-                    raise Unavailable(f"it sent only {count - counted} bytes in {now - begun:.1f} s")
-                begun, counted = now, count
+                    raise Unavailable(f"it sent only {count - counted} bytes in {now - started_at:.1f} s")
+                started_at, counted = now, count
 
         with tempfile.TemporaryFile() as output:
             try:

@@ -182,8 +182,8 @@ def _nearest(one: _Requested, heads: Sequence[EntryHead]) -> EntryHead | None:
     )
 
 
-def _differences(there: NeffKey, here: NeffKey) -> list[str]:
-    diff = list(difflib.unified_diff(_parts(there), _parts(here), n=0, lineterm=""))[2:]
+def _differences(old: NeffKey, new: NeffKey) -> list[str]:
+    diff = list(difflib.unified_diff(_parts(old), _parts(new), n=0, lineterm=""))[2:]
     return [f"{line[0]} {line[1:]}" for line in diff if not line.startswith("@@")]
 
 
