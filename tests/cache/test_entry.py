@@ -1,78 +1,90 @@
-"""An entry is used as a whole or not at all: a change of any byte is noticed."""
+"""An entry's name depends on the NEFF's inputs alone; a damaged entry is noticed."""
 
 from __future__ import annotations
 
-import random
+import hashlib
 
 import pytest
 
-from kernelgen.cache import NeffKey, entry
+from kernelgen.cache import EntryHead, NeffKey, entry
 from kernelgen.cache.entry import DamagedEntry
+from kernelgen.compilers.settings import CompileConfig
 
-Neffs = list[tuple[NeffKey, bytes]]
-
-
-def test_an_entry_gives_back_what_it_was_made_of(neffs: Neffs) -> None:
-    for key, neff in neffs:
-        data = entry.pack(key, "sqr-1", neff)
-        head, back = entry.unpack(data, key.name)
-        assert (head.kernel, head.key, head.size, back) == ("sqr-1", key, len(neff), neff)
-        assert entry.pack(key, "sqr-1", neff) == data
-        assert entry.read_head(data[: entry.MAX_HEAD], key.name)[0] == head
+TRN1 = CompileConfig.make("trn1").flags()
+KEY = NeffKey.make(b"hlo", "neuronx-cc 2", TRN1)
+NAME = KEY.name
+NEFF = b"any bytes"
+HEAD = EntryHead.make(KEY, "sqr-1", NEFF, 431)
+FILES = {f"{NAME}.json": HEAD.encode(), f"{NAME}.neff": NEFF}
 
 
-def test_its_first_lines_are_for_people(neffs: Neffs) -> None:
-    key, neff = neffs[0]
-    first, second, _ = entry.pack(key, "sqr-1", neff).split(b"\n", 2)
-    assert first.startswith(b"kernelgen-neff-cache 1 ")
-    for part in (b'"kernel":"sqr-1"', b'"compiler":"simulator 1"', b'"target":"trn1"', key.hlo_sha256.encode()):
-        assert part in second
+def read(files: dict[str, bytes], name: str = NAME) -> tuple[EntryHead, bytes] | None:
+    def get(file: str, limit: int) -> bytes | None:
+        return files[file][: limit + 1] if file in files else None
+
+    return entry.read(get, name)
 
 
-def test_every_flipped_bit_is_noticed(neffs: Neffs) -> None:
-    key, neff = neffs[0]
-    data = entry.pack(key, "sqr-1", neff)
-    chance = random.Random(1)
-    head = data.index(b"\n", data.index(b"\n") + 1)
-    places = [*range(head + 2), *(chance.randrange(len(data)) for _ in range(500))]
-    for place in places:
-        damaged = bytearray(data)
-        damaged[place] ^= 1 << chance.randrange(8)
-        with pytest.raises(DamagedEntry):
-            entry.unpack(bytes(damaged), key.name)
+def test_name_depends_on_hlo_compiler_flags_and_target() -> None:
+    others = [
+        NeffKey.make(b"HLO", "neuronx-cc 2", TRN1),
+        NeffKey.make(b"hlo", "neuronx-cc 3", TRN1),
+        NeffKey.make(b"hlo", "neuronx-cc 2", CompileConfig.make("inf2").flags()),
+        NeffKey.make(b"hlo", "neuronx-cc 2", CompileConfig.make("trn1", optlevel=1).flags()),
+        NeffKey.make(b"hlo", "neuronx-cc 2", CompileConfig.make("trn1", extra_flags=("--x",)).flags()),
+    ]
+    assert len({NAME, *(key.name for key in others)}) == 6
+    assert KEY.hlo_sha256 == hashlib.sha256(b"hlo").hexdigest()
+    # If this digest changes, no existing cache can be used: raise FORMAT with it.
+    assert NAME == "b28271c14f2820663e482fe550a6634a823e654a3c264dd06ca6932d704e04d3"
 
 
-def test_every_truncation_and_every_addition_is_noticed(neffs: Neffs) -> None:
-    key, neff = neffs[0]
-    data = entry.pack(key, "sqr-1", neff)
-    for length in [*range(600), *range(600, len(data), 97), len(data) - 1]:
-        with pytest.raises(DamagedEntry):
-            entry.unpack(data[:length], key.name)
-    with pytest.raises(DamagedEntry):
-        entry.unpack(data + b"\0", key.name)
+def test_key_with_a_target_other_than_its_flags_is_refused() -> None:
+    with pytest.raises(ValueError, match="its target is not the flags'"):
+        NeffKey.from_json(KEY.to_json() | {"target": "trn2"})
 
 
-def test_an_entry_under_another_name_is_damaged(neffs: Neffs) -> None:
-    (one, neff), (other, _) = neffs[:2]
-    with pytest.raises(DamagedEntry, match="it is the entry"):
-        entry.unpack(entry.pack(one, "sqr-1", neff), other.name)
+def test_entry_reads_back() -> None:
+    assert read(FILES) == (HEAD, NEFF)
+    assert read({}) is None
+    # A writer that was killed between the two files.
+    assert read({f"{NAME}.neff": NEFF}) is None
 
 
-def test_a_file_with_the_right_digest_that_is_not_a_neff_is_not_used(neffs: Neffs) -> None:
-    key, neff = neffs[0]
-    for wrong in (b"", b"not a NEFF", neff[:-3]):
-        with pytest.raises(DamagedEntry):
-            entry.unpack(entry.pack(key, "sqr-1", wrong), key.name)
+def replaced(old: bytes, new: bytes) -> dict[str, bytes]:
+    text = FILES[f"{NAME}.json"]
+    assert old in text
+    return {f"{NAME}.json": text.replace(old, new)}
 
 
-def test_a_simulated_neff_of_another_hlo_is_not_used(neffs: Neffs) -> None:
-    (one, _), (_, neff) = neffs[:2]
-    with pytest.raises(DamagedEntry, match="its NEFF was compiled from another HLO"):
-        entry.unpack(entry.pack(one, "sqr-1", neff), one.name)
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({f"{NAME}.neff": NEFF[:-1]}, "does not have the digest"),
+        ({f"{NAME}.neff": NEFF + b"\0"}, "does not have the digest"),
+        ({f"{NAME}.neff": b"ANY bytes"}, "does not have the digest"),
+        ({f"{NAME}.json": EntryHead.make(KEY, "k", b"of another writer").encode()}, "does not have the digest"),
+        ({f"{NAME}.json": b""}, "is damaged: JSONDecodeError"),
+        ({f"{NAME}.json": HEAD.encode()[:-3]}, "is damaged: JSONDecodeError"),
+        (replaced(b"trn1", b"trn2"), "is that of the entry"),
+        (replaced(b"neuronx-cc 2", b"neuronx-cc 3"), "is that of the entry"),
+        (replaced(b'"size": 9', b'"size": 8'), "does not have the digest"),
+        (replaced(b'"size": 9', b'"size": 999999999999'), "claims a NEFF of 999999999999 bytes"),
+        (replaced(b"431", b"1e400"), "is damaged: OverflowError"),
+        (replaced(b"431", b'"soon"'), "is damaged: ValueError"),
+    ],
+)
+def test_damage_is_noticed(files: dict[str, bytes], message: str) -> None:
+    with pytest.raises(DamagedEntry, match=message):
+        read(FILES | files)
 
 
-def test_only_names_of_entries_are_names() -> None:
-    name = "0123456789abcdef" * 4
-    assert entry.name_of(entry.file_name(name)) == name
-    for file in (name, f"{name}.neff", f".{name}.entry", f"../{name}.entry", f"{name.upper()}.entry", "x.entry", ""):
+def test_entry_without_its_neff_is_damaged() -> None:
+    with pytest.raises(DamagedEntry, match="is missing"):
+        read({f"{NAME}.json": HEAD.encode()})
+
+
+def test_only_files_of_entries_have_a_name() -> None:
+    assert entry.name_of(f"{NAME}.json") == entry.name_of(f"{NAME}.neff") == NAME
+    for file in (NAME, f".{NAME}.neff", f"../{NAME}.neff", f"{NAME.upper()}.neff", f"{NAME}.neff\n", "x.neff", ""):
         assert entry.name_of(file) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen.build.estimates import Forecast, Record, described, forecast
-from kernelgen.cache import Folder, NeffKey, entry
+from kernelgen.cache import Folder
 
 from .conftest import ROOT, Done
 
@@ -127,16 +127,3 @@ def test_the_simulator_takes_no_time_worth_saying(kernelgen: Kernelgen, tmp_path
     (stored,) = Folder(tmp_path / "cache").entries()
     head = Folder(tmp_path / "cache").head(stored.name)
     assert head is not None and head.seconds is None
-
-
-def test_entries_of_before_are_read_and_absurd_ones_are_not() -> None:
-    key = NeffKey("0" * 64, "neuronx-cc 2", ("--target", "trn1"))
-    head, _ = entry.read_head(entry.pack(key, "k", b"neff"), key.name)
-    assert head.seconds is None
-    head, _ = entry.read_head(entry.pack(key, "k", b"neff", 431), key.name)
-    assert head.seconds == 431
-    for wrong in (b"-5", b"1e400", b'"soon"', b"[]", b"9" * 5000):
-        with pytest.raises(entry.DamagedEntry):
-            entry.read_head(
-                entry.pack(key, "k", b"neff", 431).replace(b'"seconds":431', b'"seconds":' + wrong), key.name
-            )

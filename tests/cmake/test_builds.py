@@ -257,7 +257,7 @@ def test_build_folders_share_what_is_compiled(project: Make, sdk: Callable[..., 
     cache = tmp_path / "cache"
     made.configure(f"-DNEURON_SDK={sdk('good')}", f"-DNEURON_KERNELGEN_NEFF_CACHE={cache}")
     assert "small_trn1: 3 kernels: 3 compiled, 0 from the cache, 0 up to date" in made.make().output
-    assert len(list(cache.glob("*.entry"))) == 3
+    assert len(list(cache.glob("*.json"))) == 3
     [pack] = made.build.rglob("*.gguf")
     # It has the same version, so it is not called.
     broken = sdk("broken", exit=1, output="none")

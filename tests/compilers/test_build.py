@@ -132,7 +132,7 @@ def test_a_neff_of_something_else_is_in_no_bundle_and_no_cache(
     assert code == 1 and "2 failed" in out
     assert f"neuronx-cc's NEFF is not used: {reason}" in err
     assert not (tmp_path / "out/two_trn1.kernels.gguf").exists()
-    assert not list((tmp_path / "cache").glob("*.entry"))
+    assert not list((tmp_path / "cache").glob("*.neff"))
     code, out, err = build(*shared, drop=["input0"])
     assert code == 0 and "2 built (2 compiled" in out, "the compiler drops inputs that do not matter"
 

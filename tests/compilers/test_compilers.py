@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelgen import compilers
-from kernelgen.cache import Cache, CacheSettings, NeffKey, Notices
+from kernelgen.cache import Cache, CacheSettings, NeffKey
 from kernelgen.compilers.choice import resolve
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig
@@ -152,7 +152,7 @@ def test_lint_comes_before_the_compiler_and_the_cache(
     compiler = Simulator() if which == "simulator" else NeuronxCC(program, "2.0")
     path, config = tmp_path / "k.hlo.pb", CompileConfig.make("trn1")
     refused = double_precision(module)
-    cache = Cache(CacheSettings(tmp_path / "cache"), Notices(print))
+    cache = Cache(CacheSettings(tmp_path / "cache"), print)
     cache.neff(NeffKey.make(refused, compiler.identity, config.flags()), "k", lambda: simulate(module, config.flags()))
 
     def compile_(hlo: bytes, config: CompileConfig) -> None:

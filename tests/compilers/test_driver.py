@@ -144,7 +144,7 @@ def test_a_failed_compile_is_not_cached(install: Install, module: bytes, tmp_pat
     cache(program, tmp_path, NEURON_KERNELGEN_NEFF_CACHE=str(tmp_path / "cache"))
     done = run(program, tmp_path, module)
     assert done.returncode == 1 and "ended with status 70" in done.stderr
-    assert not list((tmp_path / "cache").glob("*.entry"))
+    assert not list((tmp_path / "cache").glob("*.neff"))
 
 
 @pytest.mark.parametrize("mode", ["read-only", "nonsense"])

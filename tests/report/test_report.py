@@ -16,7 +16,7 @@ from model_calls import call
 
 from kernelgen import cli
 from kernelgen.bundle import reader
-from kernelgen.cache import entry
+from kernelgen.cache import EntryHead
 from kernelgen.cache.folder import Folder
 from kernelgen.dispatch import chips
 from kernelgen.errors import KernelgenError
@@ -125,7 +125,7 @@ def test_a_trees_hlo_is_read_and_not_made_again(
     (stored,) = reader.read(tree)
     slow = stored.kernels[0]
     key = NeffKey(slow.hlo_sha256, stored.origin.compiler, stored.origin.flags)
-    Folder(tmp_path / "cache" / "neff").write(key.name, entry.pack(key, slow.id, b"", 77))
+    Folder(tmp_path / "cache" / "neff").write(EntryHead.make(key, slow.id, b"", 77), b"")
     assert cli.run(["report", str(tree), "-o", str(tmp_path / "a.html")]) == 0
     assert {kernel["id"]: kernel["compile_s"] for kernel in numbers(tmp_path)["kernels"]}[slow.id] == 77
     text = (tmp_path / "a.kernels" / f"{slow.id}.html").read_text()

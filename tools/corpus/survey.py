@@ -69,7 +69,7 @@ def is_neff(data: bytes) -> bool:
 
 def is_named(name: str) -> bool:
     """Returns whether the program reads a file because of its name."""
-    return name == _LOG or bool(_MODULE_ENDS.search(name)) or name.endswith((".neff", entry.SUFFIX))
+    return name == _LOG or bool(_MODULE_ENDS.search(name)) or name.endswith(".neff") or bool(entry.name_of(name))
 
 
 @dataclass
@@ -132,13 +132,11 @@ def gather(folder: Path) -> Corpus:
         elif path.name == _LOG and _LOGGED in data:
             beside.setdefault(path.parent, []).append((path.name, ""))
         elif name := entry.name_of(path.name):
+            neff = path.with_suffix(entry.NEFF)
             try:
-                head, made = entry.unpack(data, name)
-            except entry.DamagedEntry as problem:
+                keys.append((entry.read_head(data, name).key.hlo_sha256, neff, neff.read_bytes()))
+            except (entry.DamagedEntry, OSError) as problem:
                 corpus.passed_over.append(f"{path}: {problem}")
-                continue
-            _add_neff(corpus, path, made)
-            keys.append((head.key.hlo_sha256, path, made))
         elif _MODULE_ENDS.search(path.name):
             try:
                 message = proto.parse(data)

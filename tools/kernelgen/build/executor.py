@@ -253,7 +253,7 @@ class Executor:
             f"--log={provenance.log_beside(compile_.path).absolute()}",
             f"--origin={provenance.beside(compile_.path).absolute()}",
             *s.cache.arguments(),
-            f"--notices={(s.state / 'tmp' / 'notices').absolute()}",
+            f"--shared-cache-failure={(s.state / 'tmp' / 'shared-cache-failure').absolute()}",
         ]
         if s.executable:
             arguments += [f"--executable={s.executable}", f"--identity={s.identity}"]

@@ -38,8 +38,6 @@ def main(argv: Sequence[str]) -> int:
     folder, slots, mode, *step = argv
     if mode not in ("warm", "fresh") or not step:
         raise SystemExit("usage: ondemand.py FOLDER SLOTS warm|fresh STEP --name=value...")
-    if step[0] == "compile":
-        step.append(f"--build={_build()}")
     with _slot(Path(folder), int(slots)) as slot:
         if mode == "warm" and slot is not None:
             # A socket's address holds 108 bytes, fewer than many build folders' paths have.
@@ -50,24 +48,6 @@ def main(argv: Sequence[str]) -> int:
                 return code
         # The lock is inherited and ends with the process.
         os.execv(sys.executable, [sys.executable, "-P", "-m", "kernelgen.steps.worker", *step])
-
-
-def _build() -> str:
-    """Returns an identifier of the build that this step belongs to; all its steps share the build tool's process."""
-    found = "none"
-    process = os.getppid()
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for _ in range(64):
-            stat = Path(f"/proc/{process}/stat").read_text()
-            name = stat[stat.index("(") + 1 : stat.rindex(")")]
-            fields = stat[stat.rindex(")") + 1 :].split()
-            # make may run make: the outermost process is the build.
-            if name in ("ninja", "ninja-build", "samu", "make", "gmake"):
-                found = f"{process}-{fields[19]}"
-            process = int(fields[1])
-            if process <= 1:
-                break
-    return found
 
 
 @contextlib.contextmanager

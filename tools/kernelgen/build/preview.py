@@ -65,11 +65,9 @@ def _records(folder: cache.Folder | None, identity: str) -> list[Record]:
     """Returns a cache's records of compiles by this compiler version, or by all its versions if there are none."""
     found: dict[str, list[Record]] = {}
     with contextlib.suppress(OSError):
-        for stored in folder.entries() if folder else ():
-            with contextlib.suppress(OSError, cache.DamagedEntry):
-                head = folder.head(stored.name) if folder else None
-                if head is not None and head.seconds is not None:
-                    found.setdefault(head.key.compiler, []).append(Record(head.kernel, head.seconds))
+        for head in folder.heads() if folder else ():
+            if head.seconds is not None:
+                found.setdefault(head.key.compiler, []).append(Record(head.kernel, head.seconds))
     name = identity.partition(" ")[0]
     others = [r for compiler, records in found.items() if compiler.partition(" ")[0] == name for r in records]
     return found.get(identity) or others

@@ -2,7 +2,7 @@
 
 A NEFF's name depends only on its `NeffKey`. There are two levels: a folder on this machine, and an optional store that machines
 share. The cache checks every byte that it reads. A failing cache never fails a build: the build compiles instead, and reports the
-problem once (`Notices`).
+problem.
 
 Builds call `cache.Cache.neff`. `folder` and `shared` are the levels, `entry` is the format, `archive` exports and imports.
 docs/reference/caching.md is the user documentation.
@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen.cache import entry, shared
-from kernelgen.cache.entry import DamagedEntry
+from kernelgen import fileio
+from kernelgen.cache import shared
+from kernelgen.cache.entry import DamagedEntry, EntryHead
 from kernelgen.cache.folder import Folder
-from kernelgen.cache.notices import Notices
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.neff.identity import NeffKey
 
-__all__ = ["OFF", "Cache", "CacheSettings", "DamagedEntry", "Folder", "NeffKey", "Notices"]
+__all__ = ["OFF", "Cache", "CacheSettings", "DamagedEntry", "EntryHead", "Folder", "NeffKey"]
 
 FOLDER_VARIABLE = "NEURON_KERNELGEN_NEFF_CACHE"
 SHARED_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE"
@@ -37,6 +37,9 @@ TIMEOUT = 60.0
 
 PATIENCE = 3600.0
 """Seconds to wait for another process that makes the same NEFF: it may be suspended, and must not block this build forever."""
+
+RETRY_SECONDS = 60.0
+"""Seconds before a build asks a shared cache again that failed."""
 
 COMPILED, LOCAL, SHARED = "compiled", "local", "shared"
 """The source of a NEFF."""
@@ -163,12 +166,16 @@ class Cache:
 
     Args:
         settings: the caches.
-        notices: receives the problems with them.
+        warn: prints a problem with them.
+        failure: a file in which the processes of a build record that the shared cache failed; None for a single process.
     """
 
-    def __init__(self, settings: CacheSettings, notices: Notices) -> None:
+    def __init__(self, settings: CacheSettings, warn: Callable[[str], None], failure: Path | None = None) -> None:
         self._settings = settings
-        self._notices = notices
+        self._warn = warn
+        self._warnings: set[str] = set()
+        self._failure = failure
+        self._failed_at = -RETRY_SECONDS
         self.folder = Folder(settings.folder) if settings.folder else None
         self.shared: shared.Shared | Folder | None = None
         if settings.shared:
@@ -191,115 +198,71 @@ class Cache:
             patience: seconds to wait for another process; `PATIENCE` by default.
             timed: whether to record the duration of `make`, for estimates of later builds.
         """
-        name = key.name
-        # First without the lock: an entry appears whole, and most builds find all of theirs.
-        found = self._local(name)
-        if found is not None:
-            return found, LOCAL
-        with self._held(name, PATIENCE if patience is None else patience):
-            # The previous lock holder may have made it.
-            found = self._local(name)
-            if found is not None:
-                return found, LOCAL
-            fetched = self._fetch(name)
-            if fetched is not None:
-                head, shared_neff = fetched
+        with self._locked(key.name, PATIENCE if patience is None else patience):
+            if self.folder and (pair := self._read(self.folder, key.name)):
+                self.folder.used(key.name)
+                return pair[1], LOCAL
+            if self.shared and (pair := self._read(self.shared, key.name)):
                 # Keep the recorded compile time: estimates of later builds use it.
-                self._keep(key, kernel, shared_neff, head.seconds)
-                return shared_neff, SHARED
-            begun = time.monotonic()
-            made = make()
-            seconds = round(time.monotonic() - begun) if timed else None
+                self._write(self.folder, *pair)
+                return pair[1], SHARED
+            started_at = time.monotonic()
+            neff = make()
+            head = EntryHead.make(key, kernel, neff, round(time.monotonic() - started_at) if timed else None)
             # This machine's cache first: a failing shared cache must not lose a compiled NEFF.
-            self._keep(key, kernel, made, seconds)
-            self._publish(key, kernel, made, seconds)
-            return made, COMPILED
+            self._write(self.folder, head, neff)
+            if self._settings.writable:
+                self._write(self.shared, head, neff)
+            return neff, COMPILED
 
-    def _held(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
+    def _locked(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
         # A lock is a system lock on a file. A store at a URL has none: machines that share it may compile the same NEFF at once.
         for level in (self.folder, self.shared):
             if isinstance(level, Folder):
                 return level.locked(name, patience)
         return contextlib.nullcontext()
 
-    def _local(self, name: str) -> bytes | None:
-        found = self._read_folder(self.folder, name, "local") if self.folder else None
-        if found is None or self.folder is None:
-            return None
-        # `prune` removes the least recently used entries.
-        self.folder.used(name)
-        return found[1]
-
-    def _read_folder(self, folder: Folder, name: str, level: str) -> tuple[entry.EntryHead, bytes] | None:
-        where = f"the cache {folder}"
+    def _read(self, level: Folder | shared.Shared, name: str) -> tuple[EntryHead, bytes] | None:
         try:
-            data = folder.read(name)
-            return None if data is None else entry.unpack(data, name)
+            return None if self._is_down(level) else level.read(name)
         except DamagedEntry as problem:
-            # Otherwise every build would read it and compile. Where this build may not write, the entry stays for builds that may.
-            gone = folder.drop(name) if level == "local" or self._settings.writable else False
-            what = "was removed and is compiled again" if gone else "is left alone"
-            self._notices.once(
-                f"{level}-damaged",
-                f"{where} has damaged entries, which are not used; the first, {name}, {what}: {problem}",
-            )
+            self._warn_once(f"the cache {level} has a damaged entry, which is not used: {name}: {problem}")
         except OSError as error:
-            self._notices.once(f"{level}-read", f"{where} can't be read, and the build goes on without: {_why(error)}")
+            text = f"the cache {level} can't be read, and the build goes on without: {error.strerror or error}"
+            if isinstance(error, shared.Unavailable):
+                self._record_failure(text)
+            self._warn_once(text)
         return None
 
-    def _fetch(self, name: str) -> tuple[entry.EntryHead, bytes] | None:
-        if self.shared is None:
-            return None
-        if isinstance(self.shared, Folder):
-            return self._read_folder(self.shared, name, "shared")
-        # Otherwise each kernel would wait for the time limit again.
-        if self._notices.down("shared-read"):
-            return None
-        try:
-            data = self.shared.read(name)
-            return None if data is None else entry.unpack(data, name)
-        except DamagedEntry as problem:
-            self._notices.once(
-                "shared-damaged",
-                f"the shared cache {self.shared} has damaged entries, which are not used; the first is {name}: {problem}",
-            )
-        except shared.Unavailable as problem:
-            self._notices.fail(
-                "shared-read",
-                f"the shared cache {self.shared} can't be read, and the build goes on without: {problem}",
-            )
-        return None
-
-    def _keep(self, key: NeffKey, kernel: str, neff: bytes, seconds: int | None) -> None:
-        if self.folder is not None:
-            self._write_folder(self.folder, key, kernel, neff, seconds, "local")
-
-    def _write_folder(
-        self, folder: Folder, key: NeffKey, kernel: str, neff: bytes, seconds: int | None, level: str
-    ) -> None:
-        try:
-            folder.write(key.name, entry.pack(key, kernel, neff, seconds))
-        except (OSError, ValueError) as error:
-            text = f"the cache {folder} can't be written, and nothing is added to it: {_why(error)}"
-            self._notices.once(f"{level}-write", text)
-
-    def _publish(self, key: NeffKey, kernel: str, neff: bytes, seconds: int | None) -> None:
-        if self.shared is None or not self._settings.writable:
-            return
-        if isinstance(self.shared, Folder):
-            self._write_folder(self.shared, key, kernel, neff, seconds, "shared")
-            return
-        # Nor write to a store that can't be read: each NEFF would wait for the time limit again.
-        if self._notices.down("shared-read") or self._notices.down("shared-write"):
+    def _write(self, level: Folder | shared.Shared | None, head: EntryHead, neff: bytes) -> None:
+        if level is None or self._is_down(level):
             return
         try:
-            self.shared.write(key.name, entry.pack(key, kernel, neff, seconds))
-        except (shared.Unavailable, ValueError) as problem:
-            self._notices.fail(
-                "shared-write",
-                f"the shared cache {self.shared} can't be written, and nothing is added to it: {problem}",
-            )
+            level.write(head, neff)
+        except (OSError, KernelgenError) as error:
+            reason = getattr(error, "strerror", None) or error
+            self._warn_once(f"the cache {level} can't be written, and nothing is added to it: {reason}")
 
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self._warn(text)
 
-def _why(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    def _record_failure(self, text: str) -> None:
+        self._failed_at = time.monotonic()
+        if self._failure:
+            with contextlib.suppress(OSError):
+                fileio.write_bytes(self._failure, text.encode())
+
+    def _is_down(self, level: Folder | shared.Shared) -> bool:
+        """Returns whether a store failed so recently that it is not asked: each kernel would wait for its time limit."""
+        if isinstance(level, Folder):
+            return False
+        if time.monotonic() - self._failed_at < RETRY_SECONDS:
+            return True
+        with contextlib.suppress(OSError):
+            # A clock that was set back must not keep it down for long.
+            if self._failure and abs(time.time() - self._failure.stat().st_mtime) < RETRY_SECONDS:
+                self._warn_once(self._failure.read_text())
+                return True
+        return False

@@ -1,178 +1,104 @@
-"""Cache entries as a tar, for a machine without a network. Equal entries give equal bytes; reading verifies every byte.
-
-The members are the entries' files, sorted by name, without times, owners or modes. Reading checks every member first, and then
-imports all of them or none.
-"""
+"""Cache entries as a plain tar, for a machine without a network. Equal entries give equal bytes."""
 
 from __future__ import annotations
 
+import io
 import tarfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from kernelgen import fileio
 from kernelgen.cache import entry
-from kernelgen.cache.entry import DamagedEntry
+from kernelgen.cache.entry import DamagedEntry, EntryHead
 from kernelgen.cache.folder import Folder
-from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.errors import KernelgenError
 
-_END = bytes(2 * tarfile.BLOCKSIZE)
-_CHUNK = 1 << 20
-_MAX_MISTAKES = 1000
-"""Maximum number of mistakes in a report."""
-
-# Exceptions that tarfile raises for bytes that are not a header.
-_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError)
+# Exceptions that tarfile raises for bytes that are not a tar.
+_TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The result of an export.
+def write(path: str | Path, folder: Folder) -> tuple[int, list[str]]:
+    """Writes the whole entries of a folder to a tar, which appears by rename.
 
-    Attributes:
-        entries: number of exported entries.
-        left_out: names of damaged entries, which were skipped.
-    """
-
-    entries: int
-    left_out: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportResult:
-    """The result of an import.
-
-    Attributes:
-        added: number of entries that were missing or damaged before.
-        known: number of entries that were already there.
-    """
-
-    added: int
-    known: int
-
-
-def write(path: str | Path, folder: Folder) -> Exported:
-    """Writes all whole entries of a folder to a tar, which appears by rename.
+    Returns:
+        the number of entries, and the names of damaged entries, which are left out.
 
     Raises:
         OSError: the folder can't be read, or the tar can't be written.
     """
-    left_out = []
-    count = 0
-    with fileio.replacing(path) as temporary, temporary.open("wb") as file:
-        for name in sorted(stored.name for stored in folder.entries()):
+    count, damaged = 0, []
+    with fileio.replacing(path) as temporary, tarfile.open(temporary, "w", format=tarfile.GNU_FORMAT) as tar:
+        for stored in folder.entries():
             try:
-                data = folder.read(name)
-                if data is None:  # removed meanwhile
-                    continue
-                entry.unpack(data, name)
+                pair = folder.read(stored.name)
             except DamagedEntry:
-                left_out.append(name)
+                damaged.append(stored.name)
                 continue
-            member = tarfile.TarInfo(entry.file_name(name))
-            member.size = len(data)
-            member.mode = 0o644
-            file.write(member.tobuf(tarfile.GNU_FORMAT))
-            file.write(data)
-            file.write(bytes(-len(data) % tarfile.BLOCKSIZE))
-            count += 1
-        file.write(_END)
-    return Exported(count, tuple(left_out))
+            if pair is not None:
+                count += 1
+                head, neff = pair
+                for suffix, data in ((entry.JSON, head.encode()), (entry.NEFF, neff)):
+                    member = tarfile.TarInfo(stored.name + suffix)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return count, damaged
 
 
-def read(path: str | Path, folder: Folder) -> ImportResult:
+def read(path: str | Path, folder: Folder) -> tuple[int, int]:
     """Adds the entries in a tar to a folder, after checking every byte of all of them.
 
+    Returns:
+        the number of entries that were missing or damaged before, and the number of entries that were already there.
+
     Raises:
-        KernelgenError: the file is not a tar, is cut off, or has a member that is not a whole entry; then nothing was added.
+        KernelgenError: the file is not a tar, is cut off, or has anything but whole entries; then nothing was added.
         OSError: the file can't be read, or the folder can't be written; entries added before that are whole.
     """
-    path = Path(path)
     with fileio.open_input(path) as file:
-        mistakes: list[Diagnostic] = []
-        names = dict.fromkeys(name for name, _ in _members(path, file, mistakes))
-        if mistakes:
-            raise KernelgenError(mistakes)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                members, end = tar.getmembers(), tar.offset
+        except _TAR_ERRORS as error:
+            raise KernelgenError(f"{path}: not an exported cache: {error}") from None
+        file.seek(end)
+        # tarfile ends silently at a damaged header; a whole tar ends with zeros.
+        tail = file.read(tarfile.RECORDSIZE)
+        if not tail or tail.strip(b"\0"):
+            raise KernelgenError(f"{path}: it is cut off or damaged after {len(members)} files")
+        files: dict[str, tarfile.TarInfo] = {}
+        for member in members:
+            if not entry.name_of(member.name):
+                raise KernelgenError(f"{path}: {member.name[:200]!a} is not a file of an entry")
+            if member.name in files:
+                raise KernelgenError(f"{path}: {member.name} is there twice")
+            files[member.name] = member
+
+        def get(name: str, limit: int) -> bytes | None:
+            if name not in files:
+                return None
+            file.seek(files[name].offset_data)
+            return file.read(min(files[name].size, limit + 1))
+
+        def checked(name: str) -> tuple[EntryHead, bytes]:
+            try:
+                if pair := entry.read(get, name):
+                    return pair
+                raise DamagedEntry(f"its {entry.JSON} is missing")
+            except DamagedEntry as problem:
+                raise KernelgenError(f"{path}: the entry {name} is damaged: {problem}") from None
+
+        names = sorted({member.name.partition(".")[0] for member in members})
+        for name in names:
+            checked(name)
         added = 0
-        for name, data in _members(path, file, mistakes):
-            if not mistakes and not _there(folder, name):
-                folder.write(name, data)
+        for name in names:
+            if not _has(folder, name):
+                folder.write(*checked(name))
                 added += 1
-        if mistakes:
-            raise KernelgenError(mistakes)
-    return ImportResult(added, len(names) - added)
+    return added, len(names) - added
 
 
-def _there(folder: Folder, name: str) -> bool:
+def _has(folder: Folder, name: str) -> bool:
     try:
-        data = folder.read(name)
-        if data is not None:
-            entry.unpack(data, name)
+        return folder.read(name) is not None
     except DamagedEntry:
         return False
-    return data is not None
-
-
-def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterator[tuple[str, bytes]]:
-    """Yields name and bytes of each member that is a whole entry; adds the problems of others to `mistakes`."""
-
-    def wrong(what: str) -> None:
-        mistakes.append(Diagnostic(f"{path}: {what}"))
-
-    total = path.stat().st_size
-    offset = 0
-    seen: set[str] = set()
-    while True:
-        file.seek(offset)
-        block = file.read(tarfile.BLOCKSIZE)
-        if len(block) == tarfile.BLOCKSIZE and not block.strip(b"\0"):
-            break
-        try:
-            # Parse one header at a time: tarfile's handling of extension headers has no bounds.
-            member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except _TAR_ERRORS as error:
-            wrong(
-                f"it is cut off or damaged after {len(seen)} entries" if offset else f"not an exported cache: {error}"
-            )
-            return
-        shown = ascii(member.name[:200])
-        name = entry.name_of(member.name)
-        if len(mistakes) >= _MAX_MISTAKES:
-            return
-        if not 0 <= member.size <= total:
-            wrong(f"{shown} claims {member.size} bytes, and the file has {total}")
-            return
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            wrong(f"{shown} is not a regular file: an exported cache holds nothing else")
-        elif name is None:
-            wrong(f"{shown} is not the name of an entry")
-        elif name in seen:
-            wrong(f"{shown} is a duplicate")
-        else:
-            seen.add(name)
-            try:
-                file.seek(offset + tarfile.BLOCKSIZE)
-                entry.check_size(file.read(min(entry.MAX_HEAD, member.size)), member.size, name)
-                file.seek(offset + tarfile.BLOCKSIZE)
-                data = file.read(member.size)
-                if len(data) < member.size:
-                    raise DamagedEntry("it is cut off")
-                entry.unpack(data, name)
-            except DamagedEntry as problem:
-                wrong(f"{shown}: {problem}")
-            else:
-                yield name, data
-        offset += tarfile.BLOCKSIZE + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    if not _zeros(iter(lambda: file.read(_CHUNK), b""), tarfile.BLOCKSIZE):
-        wrong(f"it is cut off or damaged after {len(seen)} entries")
-
-
-def _zeros(chunks: Iterable[bytes], least: int) -> bool:
-    count = 0
-    for chunk in chunks:
-        if chunk.strip(b"\0"):
-            return False
-        count += len(chunk)
-    return count >= least

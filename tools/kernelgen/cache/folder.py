@@ -1,11 +1,9 @@
 """A folder of cache entries that the builds of a machine share, or several machines on a network file system.
 
-    <name>.entry     an entry; complete from the moment it has the name
-    tmp/             files in progress
-    lock             an empty file: a process that makes a NEFF locks one byte of it, selected by the NEFF's name
+    <key>.neff, <key>.json    an entry (`kernelgen.cache.entry`)
+    lock                      an empty file: a process that makes a NEFF locks one byte of it, selected by the NEFF's name
 
-A killed process leaves nothing to clean up by hand: its locks end with it, and the next writer removes its unfinished files, which
-have no entry's name yet. Only the order of last use depends on the clock.
+Each file appears by rename. A process that is killed leaves at most two files with names of their own, and its locks end with it.
 """
 
 from __future__ import annotations
@@ -14,26 +12,21 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
-import secrets
-import shutil
-import stat
 import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen import fileio
 from kernelgen.cache import entry
 from kernelgen.cache.entry import DamagedEntry, EntryHead
 
-_TMP = "tmp"
-_LOCK = "lock"
-_TEMPORARY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{12}")
-"""Names of files in `tmp` (`_temporary`)."""
-
 _POLL = 0.25
 """Maximum seconds between two attempts to lock. A blocking system call would have no time limit."""
+
+_LEFT_SECONDS = 3600
+"""Age of an unfinished file whose writer must be dead: writing takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +35,7 @@ class StoredEntry:
 
     Attributes:
         name: the key's.
-        size: bytes of the file.
+        size: bytes of its files.
         used: time of the last write or read, in nanoseconds since the epoch by the clock at that time.
     """
 
@@ -65,133 +58,98 @@ class Folder:
         return str(self.root)
 
     def path(self, name: str) -> Path:
-        """Returns the path of an entry."""
-        return self.root / entry.file_name(name)
+        """Returns the path of an entry's JSON."""
+        return self.root / f"{name}{entry.JSON}"
 
-    def read(self, name: str) -> bytes | None:
-        """Returns an entry's unchecked bytes, or None if there is none; `entry.unpack` checks them.
+    def neff(self, name: str) -> Path:
+        """Returns the path of an entry's NEFF."""
+        return self.root / f"{name}{entry.NEFF}"
+
+    def read(self, name: str) -> tuple[EntryHead, bytes] | None:
+        """Returns an entry's head and NEFF after checking every byte; None if there is no entry.
 
         Raises:
             OSError: it can't be read.
-            DamagedEntry: it is not a regular file, or its size differs from its header; the caller should `drop` it.
+            DamagedEntry: it is damaged.
         """
-        return self._read(name, None)
+        return entry.read(self._get, name)
 
     def head(self, name: str) -> EntryHead | None:
-        """Returns an entry's header, or None if there is no entry.
+        """Returns an entry's head, or None if there is no entry.
 
         Raises:
-            OSError, DamagedEntry: as `read`, or it is not an entry of that name.
+            OSError, DamagedEntry: as `read`.
         """
-        data = self._read(name, entry.MAX_HEAD)
-        return None if data is None else entry.read_head(data, name)[0]
+        text = self._get(f"{name}{entry.JSON}", entry.MAX_JSON)
+        return None if text is None else entry.read_head(text, name)
 
-    def _read(self, name: str, count: int | None) -> bytes | None:
+    def _get(self, file: str, limit: int) -> bytes | None:
         try:
-            # Open only a regular file, and never wait for a pipe's writer: other users may write to the folder.
-            file = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with fileio.open_input(self.root / file) as stream:
+                return stream.read(limit + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise DamagedEntry("it is not a regular file") from None
-            raise
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            os.close(file)
-            raise DamagedEntry("it is not a regular file")
-        with os.fdopen(file, "rb") as stream:
-            if count is not None:
-                return stream.read(count)
-            # Check the size before reading: a sparse file may be larger than the machine's memory.
-            size = os.fstat(stream.fileno()).st_size
-            entry.check_size(stream.read(entry.MAX_HEAD), size, name)
-            stream.seek(0)
-            return stream.read(size)
+
+    def heads(self) -> Iterator[EntryHead]:
+        """Yields the heads of the entries that have one.
+
+        Raises:
+            OSError: the folder can't be read.
+        """
+        for stored in self.entries():
+            with contextlib.suppress(DamagedEntry, OSError):
+                if head := self.head(stored.name):
+                    yield head
 
     def used(self, name: str) -> None:
         """Records a use of an entry now; `prune` removes least recently used entries first."""
         with contextlib.suppress(OSError):
             os.utime(self.path(name))
 
-    def write(self, name: str, data: bytes) -> None:
-        """Publishes an entry by rename; replaces an existing one.
+    def write(self, head: EntryHead, neff: bytes) -> None:
+        """Publishes an entry; replaces an existing one.
 
         Raises:
-            OSError: the folder can't be written, or its disk is full.
+            OSError, KernelgenError: the folder can't be written, or its disk is full.
         """
-        folder = self.root / _TMP
-        folder.mkdir(parents=True, exist_ok=True)
-        if folder.is_symlink():
-            raise OSError(errno.ELOOP, "it is a link, and kernelgen keeps its own files there", str(folder))
-        # Each writer removes the files of killed writers, so nobody needs to clean up.
-        self._sweep(folder)
-        file, temporary = _temporary(folder, name)
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(file, rest) :]
-            temporary.replace(self.path(name))
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(file)
+        name = head.key.name
+        # Both files are complete before the first is renamed, which is the NEFF.
+        with fileio.replacing(self.path(name)) as about, fileio.replacing(self.neff(name)) as temporary:
+            temporary.write_bytes(neff)
+            about.write_bytes(head.encode())
 
     def drop(self, name: str) -> bool:
-        """Removes an entry, or a folder of its name, which would block it forever; returns whether it is gone."""
-        path = self.path(name)
+        """Removes an entry; returns whether it is gone."""
         try:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+            for path in (self.path(name), self.neff(name)):
                 path.unlink(missing_ok=True)
         except OSError:
             return False
         return True
 
-    def entries(self) -> Iterator[StoredEntry]:
-        """Yields the entries, in no order.
+    def entries(self) -> list[StoredEntry]:
+        """Returns the entries, sorted by name; also a NEFF without its JSON, whose writer was killed.
 
         Raises:
             OSError: the folder can't be read.
         """
-        try:
-            scan = os.scandir(self.root)
-        except FileNotFoundError:
-            return
-        with scan:
+        stored: dict[str, StoredEntry] = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as scan:
             for file in scan:
                 if name := entry.name_of(file.name):
-                    try:
-                        status = file.stat(follow_symlinks=False)
-                    except FileNotFoundError:  # removed meanwhile
-                        continue
-                    yield StoredEntry(name, status.st_size, status.st_mtime_ns)
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        status = file.stat()
+                        other = stored.get(name, StoredEntry(name, 0, 0))
+                        size, used = other.size + status.st_size, max(other.used, status.st_mtime_ns)
+                        stored[name] = StoredEntry(name, size, used)
+        return [stored[name] for name in sorted(stored)]
 
     def sweep(self) -> None:
-        """Removes files of killed writers."""
-        self._sweep(self.root / _TMP)
-
-    @staticmethod
-    def _sweep(folder: Path) -> None:
-        """Removes temporary files whose writers are dead. Does not follow links: neither to the folder nor in it."""
-        with contextlib.suppress(OSError):
-            own = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                with os.scandir(own) as scan:
-                    names = [file.name for file in scan if _TEMPORARY.fullmatch(file.name)]
-                for name in names:
-                    with contextlib.suppress(OSError):
-                        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                        file = os.open(name, flags, dir_fd=own)
-                        try:
-                            # A living writer holds the lock: then this raises, and the file stays.
-                            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                            os.unlink(name, dir_fd=own)
-                        finally:
-                            os.close(file)
-            finally:
-                os.close(own)
+        """Removes unfinished files of killed writers."""
+        for path in self.root.glob(".*.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+                    path.unlink()
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float) -> Iterator[None]:
@@ -205,9 +163,7 @@ class Folder:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            # Reading a FIFO would block, and a link may lead anywhere.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            file = os.open(self.root / _LOCK, flags, 0o666)
+            file = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError:
             # An unwritable folder needs no lock: the entry could not be published.
             yield
@@ -219,18 +175,6 @@ class Folder:
             yield
         finally:
             os.close(file)
-
-
-def _temporary(folder: Path, name: str) -> tuple[int, Path]:
-    """Returns a new file, open and locked. A process that gets the lock of such a file removes it: its writer is dead."""
-    while True:
-        path = folder / f"{name}.{secrets.token_hex(6)}"
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file).st_nlink:
-            return file, path
-        os.close(file)  # another process's sweep locked it first
 
 
 def _lock_byte(file: int, byte: int, patience: float) -> None:

@@ -7,14 +7,12 @@ and every failure raises `Unavailable`.
 from __future__ import annotations
 
 import contextlib
-import io
-import os
-import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from kernelgen.cache import entry
@@ -43,52 +41,12 @@ PACKAGES = {
 }
 """The package that fsspec needs for each protocol."""
 
-_WHOLE = frozenset(PACKAGES) | {"memory", "oci", "oss", "r2"}
-"""Protocols whose objects appear whole; for others, entries are written under a temporary name and renamed."""
+MAX_HEADS = 10_000
+"""Maximum number of entries of a store whose JSON `Shared.heads` reads."""
 
 
-class Unavailable(Exception):
+class Unavailable(OSError):
     """The store failed; the message gives the reason, without secrets."""
-
-
-class _Enough(Exception):
-    """Stops a transfer that needs no more data."""
-
-
-class _Limit:
-    """Stops reading an entry that exceeds its stated size, has no valid header, or comes too slowly.
-
-    Args:
-        name: the entry's.
-        file: the file that receives it.
-        over: an event that is set when no build waits for the entry any more.
-    """
-
-    def __init__(self, name: str, file: IO[bytes], over: threading.Event) -> None:
-        self._over = over
-        self._name = name
-        self._file = file
-        self._stated: int | None = None
-        self._begun: float | None = None
-        self._counted = 0
-
-    def __call__(self, size: int | None, count: int) -> None:
-        if self._over.is_set():
-            raise _Enough
-        now = time.monotonic()
-        if self._begun is None or now - self._begun >= SLOW_SECONDS:
-            received = count - self._counted
-            if self._begun is not None and received < SLOW_BYTES and count != size:
-                raise Unavailable(f"it sent only {received} bytes in {now - self._begun:.1f} s")
-            self._begun, self._counted = now, count
-        if max(size or 0, count) > entry.MAX_SIZE:
-            raise DamagedEntry(f"it has {max(size or 0, count)} bytes, more than any entry")
-        # Up to a buffer's worth of the written bytes may not be in the file yet.
-        if self._stated is None and count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
-            head, end = entry.read_head(os.pread(self._file.fileno(), entry.MAX_HEAD, 0), self._name)
-            self._stated = end + head.size
-        if self._stated is not None and count > self._stated:
-            raise DamagedEntry(f"it is longer than the {self._stated} bytes that its header gives")
 
 
 class Shared:
@@ -114,35 +72,21 @@ class Shared:
     def __str__(self) -> str:
         return self.url
 
-    def read(self, name: str) -> bytes | None:
-        """Returns an entry's unchecked bytes, or None if there is none; `entry.unpack` checks them.
-
-        The bytes go to an unnamed file first, and reading stops where the entry should end: a store may send anything.
+    def read(self, name: str) -> tuple[EntryHead, bytes] | None:
+        """Returns an entry's head and NEFF after checking every byte; None if there is no entry.
 
         Raises:
             Unavailable: the store failed.
-            DamagedEntry: it is not an entry of that name, or its size differs from its header.
+            DamagedEntry: the entry is damaged.
         """
         over = threading.Event()
-
-        def read() -> bytes | None:
-            with tempfile.TemporaryFile() as file:
-                try:
-                    self._get(name, file, _Limit(name, file, over))
-                except FileNotFoundError:
-                    return None
-                size = os.fstat(file.fileno()).st_size
-                entry.check_size(os.pread(file.fileno(), entry.MAX_HEAD, 0), size, name)
-                file.seek(0)
-                return file.read(size)
-
         try:
-            return self._limited(read)
+            return self._limited(lambda: entry.read(lambda file, limit: self._get(file, limit, over), name))
         finally:
             over.set()  # stops a thread that still reads after the time limit
 
-    def write(self, name: str, data: bytes) -> None:
-        """Publishes an entry; replaces an existing one. It appears whole.
+    def write(self, head: EntryHead, neff: bytes) -> None:
+        """Publishes an entry; replaces an existing one.
 
         Raises:
             Unavailable: the store does not accept it.
@@ -150,83 +94,64 @@ class Shared:
 
         def write() -> None:
             fs, root = self._filesystem()
-            path = f"{root}/{entry.file_name(name)}"
-            if self._protocol in _WHOLE:
-                fs.pipe_file(path, data)
-                return
-            fs.makedirs(root, exist_ok=True)
-            # This is not an entry's name, so `names` skips what a killed writer left.
-            temporary = f"{root}/.{name}.{secrets.token_hex(6)}"
-            try:
-                fs.pipe_file(temporary, data)
-                fs.mv(temporary, path)
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    fs.rm_file(temporary)
-                raise
+            if self._protocol not in PACKAGES:  # these have no folders
+                fs.makedirs(root, exist_ok=True)
+            fs.pipe_file(f"{root}/{head.key.name}{entry.NEFF}", neff)
+            fs.pipe_file(f"{root}/{head.key.name}{entry.JSON}", head.encode())
 
         self._limited(write)
 
-    def names(self) -> list[str]:
-        """Returns the names of the entries, sorted.
+    def heads(self) -> list[EntryHead]:
+        """Returns the heads of the first `MAX_HEADS` entries by name that have one.
 
         Raises:
             Unavailable: the store can't list its entries, as most HTTP servers can't.
         """
 
-        def names() -> list[str]:
+        def texts() -> list[tuple[str, Any]]:
             fs, root = self._filesystem()
-            try:
-                paths = fs.ls(root, detail=False)
-            except FileNotFoundError:
-                if self._protocol in ("http", "https"):
-                    raise  # a server that lists no folders gives the same answer
-                return []
-            found = (entry.name_of(str(path).rstrip("/").rpartition("/")[2]) for path in paths)
-            return sorted({name for name in found if name})
+            files = {str(path).rpartition("/")[2] for path in fs.ls(root, detail=False)}
+            names = sorted(file.removesuffix(entry.JSON) for file in files if file.endswith(entry.JSON))[:MAX_HEADS]
+            paths = [f"{root}/{name}{entry.JSON}" for name in names]
+            ends = [entry.MAX_JSON] * len(paths)
+            return list(zip(names, fs.cat_ranges(paths, [0] * len(paths), ends, on_error="return"), strict=True))
 
-        return self._limited(names)
+        heads = []
+        for name, text in self._limited(texts):
+            # The result for an entry that was removed meanwhile is an exception.
+            if isinstance(text, bytes):
+                with contextlib.suppress(DamagedEntry):
+                    heads.append(entry.read_head(text, name))
+        return heads
 
-    def heads(self, names: list[str]) -> Iterator[EntryHead]:
-        """Yields the headers of entries; skips entries that can't be read.
-
-        Raises:
-            Unavailable: the store does not answer.
-        """
-
-        def starts() -> list[Any]:
-            fs, root = self._filesystem()
-            if self._protocol in ("http", "https"):
-                # A server without support for ranges sends the whole entry.
-                return [self._start(name) for name in names]
-            paths = [f"{root}/{entry.file_name(name)}" for name in names]
-            got: list[Any] = fs.cat_ranges(paths, [0] * len(paths), [entry.MAX_HEAD] * len(paths), on_error="return")
-            return got
-
-        for name, start in zip(names, self._limited(starts), strict=True):
-            with contextlib.suppress(DamagedEntry):
-                # The result for an entry that was removed meanwhile is an exception.
-                if isinstance(start, bytes):
-                    yield entry.read_head(start, name)[0]
-
-    def _get(self, name: str, file: IO[bytes], hook: Callable[[int | None, int], None]) -> None:
-        """Writes an entry to a file; calls `hook` with its size, if available, and the bytes written so far."""
+    def _get(self, file: str, limit: int, over: threading.Event) -> bytes | None:
+        """Returns a file's bytes; None if there is none. Stops after `limit` bytes, or when the store is too slow."""
         from fsspec.callbacks import Callback
 
         fs, root = self._filesystem()
-        # fsspec writes to a path; this is the path of an unnamed file.
-        path = f"/proc/self/fd/{file.fileno()}"
-        fs.get_file(f"{root}/{entry.file_name(name)}", path, callback=Callback(hooks={"limit": hook}))
+        started_at, counted = time.monotonic(), 0
 
-    def _start(self, name: str) -> bytes | None:
-        def enough(size: int | None, count: int) -> None:
-            if count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
-                raise _Enough
+        def check(size: int | None, count: int) -> None:
+            nonlocal started_at, counted
+            if over.is_set():
+                raise TimeoutError
+            if max(size or 0, count) > limit:
+                raise DamagedEntry(f"its {PurePath(file).suffix} has more than {limit} bytes")
+            now = time.monotonic()
+            if now - started_at >= SLOW_SECONDS:
+                if count - counted < SLOW_BYTES and count != size:
+                    raise Unavailable(f"it sent only {count - counted} bytes in {now - started_at:.1f} s")
+                started_at, counted = now, count
 
-        with tempfile.TemporaryFile() as file:
-            with contextlib.suppress(_Enough, FileNotFoundError):
-                self._get(name, file, enough)
-            return os.pread(file.fileno(), entry.MAX_HEAD, 0)
+        with tempfile.TemporaryFile() as output:
+            try:
+                # fsspec writes to a path; this is the path of an unnamed file.
+                path = f"/proc/self/fd/{output.fileno()}"
+                fs.get_file(f"{root}/{file}", path, callback=Callback(hooks={"check": check}))
+            except FileNotFoundError:
+                return None
+            output.seek(0)
+            return output.read()
 
     def _filesystem(self) -> tuple[Any, str]:
         # Open once: later calls use its credentials and connections.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ import click
 
 from kernelgen import cache as caches_of
 from kernelgen import fileio
-from kernelgen.cache import CacheSettings, Folder
+from kernelgen.cache import LOCAL, SHARED, CacheSettings, DamagedEntry, EntryHead, Folder, NeffKey
 from kernelgen.cli import options
 from kernelgen.cli.units import binary_size
 from kernelgen.emitters.catalog import Catalog
@@ -23,9 +25,11 @@ from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.spec.filenames import kernel_of
 
 if TYPE_CHECKING:
-    from kernelgen.cache.explain import Explanation, RequestedNeff
+    from kernelgen.cache.shared import Shared
     from kernelgen.compilers.settings import CompileConfig
     from kernelgen.plan import Plan
+
+    _Levels = Sequence[tuple[str, Folder | Shared]]
 
 _format = click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True
@@ -64,6 +68,15 @@ def _folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
 # --- explain --------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Requested:
+    """A NEFF that a build would look up."""
+
+    kernel: str
+    config: str
+    key: NeffKey
+
+
 @command.command()
 @click.argument("kernel", metavar="KERNEL")
 @click.argument("manifests", nargs=-1, metavar="[MANIFEST...]", type=click.Path(path_type=Path))
@@ -84,11 +97,10 @@ def explain(
     """Show whether a build would find a kernel in the cache, and if not, why.
 
     KERNEL is an id, an op or a glob of either, looked up in the manifests; or an HLO file, with the manifests' settings or with the
-    defaults for a target. If it is not in the cache, the command prints the nearest entry, with each part of its key that differs.
+    defaults for a target. If it is not in the cache, the command prints the nearest entry, and what differs in its key.
 
     Exits with 1 when a kernel is not there.
     """
-    from kernelgen.cache import explain as explaining
     from kernelgen.compilers import choice
 
     if caches.folder is None and caches.shared is None:
@@ -96,31 +108,94 @@ def explain(
     file = Path(kernel)
     chosen = choice.resolve(compiler)
     if file.suffix == ".pb" or file.is_file():
-        wanted = _of_file(file, manifests, targets, catalog, chosen.identity)
+        requested = _of_file(file, manifests, targets, catalog, chosen.identity)
     else:
-        wanted = _of_manifests(kernel, manifests, targets, catalog, chosen.identity)
-
-    def say(text: str) -> None:
-        click.echo(f"warning: {text}", err=True)
-
-    found, remarks = explaining.explain(wanted, caches_of.Cache(caches, caches_of.Notices(say)))
-    for remark in remarks:
-        say(remark)
-    misses = sum(one.found is None for one in found)
+        requested = _of_manifests(kernel, manifests, targets, catalog, chosen.identity)
+    cache = caches_of.Cache(caches, _warn)
+    levels = [(name, level) for name, level in ((LOCAL, cache.folder), (SHARED, cache.shared)) if level]
+    looked = [(one, *_look(one.key.name, levels)) for one in requested]
+    misses = sum(level is None for _, level, _ in looked)
+    heads = _heads(levels) if misses else []
+    values = []
+    for one, level, damage in looked:
+        near = None if level else _nearest(one, heads)
+        if output_format == "json":
+            value: dict[str, Any] = {"kernel": one.kernel, "config": one.config, "name": one.key.name}
+            value |= {"key": one.key.to_json(), "found": level, "damaged": damage, "nearest": None}
+            if near:
+                value["nearest"] = {"kernel": near.kernel, "name": near.key.name, "key": near.key.to_json()}
+            values.append(value)
+            continue
+        hit = "hit" if level == LOCAL else "hit, in the shared cache"
+        click.echo(f"{one.kernel} for {one.config}: {hit if level else 'miss'}")
+        if damage and not level:
+            click.echo(f"  its entry is damaged: {damage}")
+        elif near:
+            of = "" if near.kernel == one.kernel else f" of {near.kernel}"
+            click.echo(f"  nearest: the entry {near.key.name[:12]}{of}; - is in its key, + in this one")
+            click.echo("".join(f"    {line}\n" for line in _differences(near.key, one.key)), nl=False)
+        elif level is None:
+            click.echo("  there is no entry of this kernel or of the same HLO")
     if output_format == "json":
-        click.echo(json.dumps([one.to_json() for one in found], indent=1))
+        click.echo(json.dumps(values, indent=1))
     else:
-        for one in found:
-            click.echo("\n".join(_lines(one, caches)))
-        click.echo(f"{len(found) - misses} of {len(found)} in the cache")
+        click.echo(f"{len(looked) - misses} of {len(looked)} in the cache")
     return EXIT_FAILED if misses else EXIT_OK
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
+
+
+def _look(name: str, levels: _Levels) -> tuple[str | None, str | None]:
+    """Returns the level that has an entry, and the damage of one that can't be used. Changes nothing."""
+    damage = None
+    for level, store in levels:
+        try:
+            if store.read(name):
+                return level, None
+        except DamagedEntry as problem:
+            damage = f"{store}: {problem}"
+        except OSError as problem:
+            _warn(f"{store} can't be read: {problem}")
+    return None, damage
+
+
+def _heads(levels: _Levels) -> list[EntryHead]:
+    heads: list[EntryHead] = []
+    for _, store in levels:
+        try:
+            heads += store.heads()
+        except OSError as problem:
+            _warn(f"{store} does not list its entries, so none of them counts as the nearest: {problem}")
+    return heads
+
+
+def _nearest(one: _Requested, heads: Sequence[EntryHead]) -> EntryHead | None:
+    """Returns the entry that is most likely meant: of the same kernel or the same HLO, with the fewest differences."""
+    candidates = [head for head in heads if head.kernel == one.kernel or head.key.hlo_sha256 == one.key.hlo_sha256]
+    return min(
+        candidates,
+        # Among equally near entries the first by name, so that the answer is reproducible.
+        key=lambda head: (len(_differences(head.key, one.key)), head.kernel != one.kernel, head.key.name),
+        default=None,
+    )
+
+
+def _differences(old: NeffKey, new: NeffKey) -> list[str]:
+    diff = list(difflib.unified_diff(_parts(old), _parts(new), n=0, lineterm=""))[2:]
+    return [f"{line[0]} {line[1:]}" for line in diff if not line.startswith("@@")]
+
+
+def _parts(key: NeffKey) -> list[str]:
+    # A flag and its value are one line.
+    flags = re.split(" (?=-)", " ".join(key.flags))
+    return [f"HLO {key.hlo_sha256[:12]}", f"compiler {key.compiler}", *flags]
 
 
 def _of_file(
     file: Path, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
-) -> list[RequestedNeff]:
-    from kernelgen.cache import NeffKey
-    from kernelgen.cache.explain import RequestedNeff
+) -> list[_Requested]:
     from kernelgen.compilers.settings import CompileConfig
 
     try:
@@ -133,16 +208,12 @@ def _of_file(
         configs = [CompileConfig.make(target) for target in targets]
     else:
         raise click.UsageError("an HLO file needs a --target, or a MANIFEST")
-    return [
-        RequestedNeff(kernel_of(file), config.key, NeffKey.make(hlo, identity, config.flags())) for config in configs
-    ]
+    return [_Requested(kernel_of(file), config.key, NeffKey.make(hlo, identity, config.flags())) for config in configs]
 
 
 def _of_manifests(
     pattern: str, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
-) -> list[RequestedNeff]:
-    from kernelgen.cache import NeffKey
-    from kernelgen.cache.explain import RequestedNeff
+) -> list[_Requested]:
     from kernelgen.cli.emit import select
     from kernelgen.lowering import emission
 
@@ -162,7 +233,7 @@ def _of_manifests(
                     prebuilt=catalog.prebuilt_of(kernel),
                 ).hlo
             wanted += [
-                RequestedNeff(kernel.id, n.config, NeffKey.make(data, identity, configs[n.config].flags()))
+                _Requested(kernel.id, n.config, NeffKey.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs
                 if n.kernel == kernel.id
             ]
@@ -176,30 +247,6 @@ def _plan(manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog) -
     return Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
 
 
-def _lines(one: Explanation, caches: CacheSettings) -> list[str]:
-    head = f"{one.wanted.kernel} for {one.wanted.config}:"
-    if one.found is not None:
-        return [f"{head} {'hit' if one.found == caches_of.LOCAL else 'hit, in the shared cache'}"]
-    lines = [f"{head} miss"]
-    if one.damaged:
-        lines.append(f"  its entry is damaged: {one.damaged}")
-    elif one.nearest is None:
-        lines.append("  there is no entry of this kernel or of the same HLO")
-    else:
-        kernel, key = one.nearest
-        of = "" if kernel == one.wanted.kernel else f" of {kernel}"
-        lines.append(f"  nearest: the entry {key.name[:12]}{of}, which differs in")
-        width = max(len(d.part) for d in one.differences)
-        for d in one.differences:
-            there, wanted = (value[:12] if d.part == "HLO" and value else value for value in (d.there, d.wanted))
-            lines.append(f"    {d.part:{width}}  {_value(there)}; wanted: {_value(wanted)}")
-    return lines
-
-
-def _value(text: str | None) -> str:
-    return "not given" if text is None else text or "given"
-
-
 # --- keeping it in order --------------------------------------------------------------------------------------------------
 
 
@@ -208,8 +255,6 @@ def _value(text: str | None) -> str:
 @_format
 def info(caches: CacheSettings, output_format: str) -> None:
     """Print the paths and the contents of the caches."""
-    from kernelgen.cache.entry import DamagedEntry
-
     groups: dict[tuple[str, str], list[int]] = {}
     damaged = 0
     folder = Folder(caches.folder) if caches.folder else None
@@ -242,20 +287,14 @@ def info(caches: CacheSettings, output_format: str) -> None:
 
 
 def _shared(caches: CacheSettings) -> dict[str, Any] | None:
-    from kernelgen.cache.shared import Unavailable
-
     if caches.shared is None:
         return None
-
-    def say(text: str) -> None:
-        click.echo(f"warning: {text}", err=True)
-
-    store = caches_of.Cache(caches, caches_of.Notices(say)).shared
+    store = caches_of.Cache(caches, _warn).shared
     assert store is not None
     try:
         store.read("0" * 64)
         state = "it answers"
-    except (OSError, Unavailable) as problem:
+    except OSError as problem:
         state = f"it does not answer: {problem}"
     return {"url": str(store), "mode": caches_of.MODES[0 if caches.writable else 1], "state": state}
 
@@ -298,17 +337,12 @@ def verify(keep: bool, folder: Folder) -> int:
     An entry that can't be read, such as another user's, is named and stays: it may be whole. Builds check each entry that they
     read, so no build depends on this command. Exits with 1 when an entry was damaged or can't be read.
     """
-    from kernelgen.cache import entry
-    from kernelgen.cache.entry import DamagedEntry
-
     folder.sweep()
     count = damaged = unreadable = 0
-    for name in sorted(stored.name for stored in folder.entries()):
+    for name in (stored.name for stored in folder.entries()):
         count += 1
         try:
-            data = folder.read(name)
-            if data is not None:
-                entry.unpack(data, name)
+            folder.read(name)
         except OSError as error:
             unreadable += 1
             click.echo(f"{folder.path(name)}: it can't be read and stays: {error.strerror}")
@@ -330,10 +364,10 @@ def export(file: Path, folder: Folder) -> None:
     """
     from kernelgen.cache import archive
 
-    done = archive.write(file, folder)
-    for name in done.left_out:
-        click.echo(f"warning: {folder.path(name)} is damaged and left out", err=True)
-    click.echo(f"{file}: {_entries(done.entries)}, {binary_size(file.stat().st_size)}")
+    count, damaged = archive.write(file, folder)
+    for name in damaged:
+        _warn(f"{folder.path(name)} is damaged and left out")
+    click.echo(f"{file}: {_entries(count)}, {binary_size(file.stat().st_size)}")
 
 
 @command.command("import")
@@ -342,7 +376,7 @@ def export(file: Path, folder: Folder) -> None:
 def import_(file: Path, folder: Folder) -> None:
     """Add the entries of an exported cache.
 
-    Every member of the tar file is checked before the first is added. If one is not a whole entry, nothing is added.
+    Every entry in the tar file is checked before the first is added. If one is damaged, nothing is added.
     """
     from kernelgen.cache import archive
 
@@ -351,8 +385,8 @@ def import_(file: Path, folder: Folder) -> None:
             pass
     except OSError as error:
         raise KernelgenError(f"{file}: {error.strerror}") from None
-    done = archive.read(file, folder)
-    click.echo(f"{folder}: {_entries(done.added)} added, {done.known} already there")
+    added, known = archive.read(file, folder)
+    click.echo(f"{folder}: {_entries(added)} added, {known} already there")
 
 
 def _entries(count: int) -> str:

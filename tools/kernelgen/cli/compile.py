@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kernelgen.cache import COMPILED, OFF, Cache, CacheSettings, Notices
+from kernelgen.cache import COMPILED, OFF, Cache, CacheSettings
 from kernelgen.cli import options
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
@@ -95,7 +95,7 @@ def command(
     def say(text: str) -> None:
         click.echo(f"warning: {text}", err=True)
 
-    cache = Cache(caches, Notices(say)) if caches != OFF else None
+    cache = Cache(caches, say) if caches != OFF else None
     done = compile_file(hlo, output, config, chosen, timeout=timeout, memory_mb=memory_mb, cache=cache)
     for text in done.warnings:
         say(text)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.cache import COMPILED, Cache, CacheSettings, Notices
+from kernelgen.cache import COMPILED, Cache, CacheSettings
 from kernelgen.compilers.neuronx_cc_driver import NO_CACHE
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.identity import NeffKey
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         return output.read_bytes()
 
     try:
-        cache = Cache(CacheSettings.make(), Notices(lambda text: print(f"warning: {text}", file=sys.stderr)))
+        cache = Cache(CacheSettings.make(), lambda text: print(f"warning: {text}", file=sys.stderr))
     except KernelgenError as error:
         print(f"warning: kernelgen's cache is not used: {error}", file=sys.stderr)
         return NO_CACHE

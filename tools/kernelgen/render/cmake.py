@@ -125,7 +125,7 @@ def _compiler(plan: Plan, build: Build) -> str:
         f"--memory-mb={max(neff.memory_mb for neff in plan.neffs)}",
         *([f"--executable={build.executable}"] if build.executable else []),
         *build.cache.arguments(),
-        f"--notices={build.folder / 'workers' / 'notices'}",
+        f"--shared-cache-failure={build.folder / 'workers' / 'shared-cache-failure'}",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kernelgen.cache import Cache, CacheSettings, Notices
+from kernelgen.cache import Cache, CacheSettings
 from kernelgen.compilers import choice
 from kernelgen.compilers.step import compile_file
 from kernelgen.errors import KernelgenError
@@ -22,7 +22,7 @@ def run(arguments: Arguments) -> None:
     log of a failure, and `--log` the file for the log of a successful compile.
 
     `--cache` is a folder of NEFFs. `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
-    configure the shared cache. `--notices` (a folder) and `--build` (any word) make a build print each cache warning once.
+    configure the shared cache. `--shared-cache-failure` is a file in which the steps of a build record that it failed.
     `--origin` receives the NEFF's inputs, its digest, and whether it was compiled now (`kernelgen.neff.provenance`).
     """
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
@@ -54,9 +54,7 @@ def _cache(arguments: Arguments) -> Cache | None:
     words = [maybe(arguments, name) for name in ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")]
     if not words[0] and not words[1]:
         return None  # as in Bazel, which has its own caches
-
-    folder = maybe(arguments, "notices")
-    notices = Notices(
-        lambda text: print(f"warning: {text}"), Path(folder) if folder else None, maybe(arguments, "build") or ""
+    failure = maybe(arguments, "shared-cache-failure")
+    return Cache(
+        CacheSettings.from_arguments(*words), lambda text: print(f"warning: {text}"), Path(failure) if failure else None
     )
-    return Cache(CacheSettings.from_arguments(*words), notices)
