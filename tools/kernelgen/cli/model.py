@@ -255,13 +255,6 @@ def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -
     return settings, drafts
 
 
-def _call_graphs(
-    graph_exporter: exporter.Exporter, file: Path, settings: Settings, calls: Sequence[DecodeCall]
-) -> Iterator[tuple[DecodeCall, Graph]]:
-    for _, call, graph in graph_exporter.graphs(file, settings, calls):
-        yield call, graph
-
-
 class _Derivation:
     """Derives the kernels of a model or a draft, and chooses layouts and graph kernels from the graphs of its calls.
 
@@ -283,10 +276,10 @@ class _Derivation:
         settings, catalog, causal = self._settings, self._args.catalog, self._args.causal
         model: list[ModelHeader] = []
 
-        def export(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
-            for described, call, graph in self._exporter.graphs(file, settings, calls):
+        def export(of: Settings, calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
+            for described, call, graph in self._exporter.graphs(file, of, calls):
                 model.append(described)
-                if call.n_tokens in settings.n_tokens:
+                if of is settings and call.n_tokens in settings.n_tokens:
                     self._calls.append((call, graph))
                 yield call, graph
 
@@ -294,14 +287,13 @@ class _Derivation:
         if shift and not shifts:
             raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
         beside = [*shifts, *self._exporter.probes(file, settings)]
-        derived = derive(settings, catalog, export, self._cuts, causal=causal, beside=beside)
+        derived = derive(settings, catalog, partial(export, settings), self._cuts, causal=causal, beside=beside)
         if not (model[0].encoder and model[0].decoder) or settings.whole:
             return derived, model[0]
         # the decoder has kernels for each number of tokens that the encoder computes
         others = [replace(settings, n_encoded=(n,)) for n in settings.n_encoded[1:]]
         for other in (*others, replace(settings, encoder=True, n_tokens=settings.n_encoded)):
-            graphs = partial(_call_graphs, self._exporter, file, other)
-            derived = both(derived, derive(other, catalog, graphs, self._cuts, causal=causal))
+            derived = both(derived, derive(other, catalog, partial(export, other), self._cuts, causal=causal))
         return derived, model[0]
 
     @cached_property

@@ -8,7 +8,7 @@ all of them. Kernels without a formula are listed for each requested size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kernelgen.emitters.catalog import Catalog
@@ -101,9 +101,9 @@ def derive(
     if settings.any_ctx:
         _write_to_all(settings, entries)
     entries = _absorb(entries)
-    entries += _as_they_are(beside, {spec for entry in entries for spec in entry.specs()})
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
+    entries += as_they_are(beside, reasons, {spec for entry in entries for spec in entry.specs()})
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
     graphs = {of: _graphs(classes.graphs.get(of, {}).values(), reasons) for of in classes.cuts}
     return Derived(entries, derived_calls, listed, _of_targets(graphs))
@@ -117,22 +117,17 @@ def both(one: Derived, other: Derived) -> Derived:
     return Derived(entries, one.calls, one.listed + other.listed, [*one.graphs, *graphs])
 
 
-def as_they_are(graphs: Iterable[Graph], reasons: Reasons) -> list[DerivedKernel]:
-    """Returns a kernel without formulas for each distinct node of graphs, with the reason if it can't be built."""
-    entries = list(_as_they_are(graphs, set()))
-    for entry in entries:
-        entry.reason = reasons.of_entry(entry)
-    return entries
-
-
-def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[DerivedKernel]:
-    """Yields a kernel without formulas for each distinct node of graphs, except for known ones."""
+def as_they_are(graphs: Iterable[Graph], reasons: Reasons, known: Set[KernelSpec] = frozenset()) -> list[DerivedKernel]:
+    """Returns a kernel without formulas for each distinct node of graphs, except for known ones, with the reason if it can't be
+    built.
+    """
+    entries: dict[KernelSpec, DerivedKernel] = {}
     for graph in graphs:
         for node, name in zip(graph.nodes, graph.names, strict=True):
             spec = None if node.empty else node.spec()
-            if spec is not None and spec not in known:
-                known.add(spec)
-                yield DerivedKernel(constant(spec), [{}], name)
+            if spec is not None and spec not in known and spec not in entries:
+                entries[spec] = DerivedKernel(constant(spec), [{}], name, reasons.of_spec(spec))
+    return list(entries.values())
 
 
 def _rewritten(export: Export, settings: Settings) -> Export:
