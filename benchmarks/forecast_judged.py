@@ -135,7 +135,7 @@ def layer(model: Model, ranks: int, n_seqs: int, rows: int, cells: int, target: 
         if not page:
             cache = jax.lax.dynamic_update_slice(cache, new.swapaxes(1, 2), (0, 0, cells - rows, 0))
             return cache, cache
-        flat = cache.reshape(-1, kv, size).at[slots].set(new.reshape(-1, kv, size))
+        flat = cache.reshape(-1, kv, size).at[slots].set(new.reshape(-1, kv, size), mode="promise_in_bounds")
         cache = flat.reshape(cache.shape)
         return cache, cache[table].reshape(n_seqs, cells, kv, size).swapaxes(1, 2)
 

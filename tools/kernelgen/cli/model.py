@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,35 +21,31 @@ from kernelgen.cli.model_manifest import (
     NONE,
     PARTS,
     WORDS,
-    counted,
+    ModelOptions,
+    check_any,
     fixed_ctx,
-    group_lines,
-    layouts_of,
-    listed_lines,
     longer_context,
     made_by,
     name_of,
-    refused_lines,
     summary_of,
     title,
     write,
 )
 from kernelgen.cli.model_projector import derive_projector, said_of_projector, write_projector
 from kernelgen.dispatch.chips import Chip
-from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.forecast import fusion
 from kernelgen.forecast.fusion import Fusion
 from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.weight_layouts import BF16
-from kernelgen.model import checkpoint, exporter, groups, own_attention, sources, writing
+from kernelgen.model import checkpoint, exporter, groups, own_attention, sources
 from kernelgen.model.derive import Cuts, both, derive
 from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import Graph, ModelHeader
-from kernelgen.model.projector import Projector, beside
+from kernelgen.model.projector import beside
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.model.sources import SourceKind
+from kernelgen.model.sources import Source, SourceKind
 from kernelgen.targets import TARGETS
 
 _SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
@@ -57,14 +54,14 @@ _DRAFT_CHAIN = "top_k=10"
 """llama.cpp's samplers on the device for a draft that reads hidden states (`--spec-draft-backend-sampling`)."""
 
 
-def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuses an invalid value before any program is run."""
+def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """Refuses an invalid value before any program is run; returns "" without a value."""
     try:
         if value != AUTO:
             groups.cut_of(value or FUSE)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
-    return value
+    return value or ""
 
 
 @click.command(short_help="Write the manifest of a model: which kernels it needs.")
@@ -136,27 +133,7 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 )
 @options.kernels_option
 @click.pass_context
-def command(
-    context: click.Context,
-    paths: tuple[Path, ...],
-    output: Path,
-    name: str | None,
-    targets: tuple[str, ...],
-    lnc: str | None,
-    settings: Settings,
-    program: Path | None,
-    llama_cpp: Path | None,
-    shift: bool,
-    draft: Path | None,
-    spec_type: str | None,
-    most_drafted: int,
-    projector: Projector | None,
-    python: str | None,
-    fuse: str | None,
-    causal: bool,
-    weights: tuple[str, ...],
-    catalog: Catalog,
-) -> None:
+def command(context: click.Context, /, paths: tuple[Path, ...], **params: Any) -> None:
     """Write the manifest of a model, from its GGUF file: the kernels that it needs, as formulas of the sizes of a call.
 
     SOURCE is a GGUF file, the first one of a split model. Its header is enough; the weights may be missing. llama.cpp itself makes
@@ -170,101 +147,87 @@ def command(
     Or SOURCE is a file that lists kernels: the output of test-export-graph-ops or export-graphs, a recording of the backend, or a
     configuration of ggml-hsa-gen-kernels. kernelgen recognises each kind of file by its content.
     """
+    args = ModelOptions(**params | {"name": name_of(params["name"], params["output"])})
     for word, what in WORDS.items():
-        if word in weights and len(weights) > 1:
+        if word in args.weights and len(args.weights) > 1:
             raise KernelgenError(f"--weights {word} is {what}: give no other --weights beside it")
     if not paths:
-        if projector is None:
+        if args.projector is None:
             (argument,) = (p for p in context.command.params if p.name == "paths")
             raise click.MissingParameter(ctx=context, param=argument)
-        graph_exporter = exporter.find(program, llama_cpp)
-        write_projector(context, graph_exporter, projector, output, name, targets, lnc, settings, fuse or FUSE, catalog)
+        write_projector(context, args, args.projector)
         return
-    found = [sources.recognize(path) for path in paths]
-    if any(source.kind in _MODELS for source in found):
-        if len(found) > 1:
+    recognized = [sources.recognize(path) for path in paths]
+    if any(source.kind in _MODELS for source in recognized):
+        if len(recognized) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
-    elif AUTO in weights or fuse == AUTO:
-        option = "--weights" if AUTO in weights else "--fuse"
-        raise KernelgenError(f"{option} {AUTO} is for models, and {found[0].path} is {found[0].kind.value}")
+        _write_model(context, args, recognized[0])
+    elif AUTO in args.weights or args.fuse == AUTO:
+        option = "--weights" if AUTO in args.weights else "--fuse"
+        raise KernelgenError(f"{option} {AUTO} is for models, and {recognized[0].path} is {recognized[0].kind.value}")
     else:
-        write_list(context, found, output, name, targets, catalog, fuse or "none", weights)
-        return
-    machines = [chip_of(target, lnc) for target in targets or ALL_TARGETS]
-    fuse, weights = fuse or FUSE, weights or (AUTO,)
-    if fuse not in (NONE, PARTS):
-        for target, devices in itertools.product(targets or ALL_TARGETS, settings.devices):
+        write_list(context, args, recognized)
+
+
+def _write_model(context: click.Context, args: ModelOptions, source: Source) -> None:
+    """Writes the manifest of a model, with its draft and its projector."""
+    args = replace(args, fuse=args.fuse or FUSE, weights=args.weights or (AUTO,))
+    if args.fuse not in (NONE, PARTS):
+        for target, devices in itertools.product(args.targets or ALL_TARGETS, args.settings.devices):
             if why := TARGETS[target].rank_error(devices):
                 hint = f"name other targets (--target), or use --fuse {PARTS}: its sums go through the host's memory"
-                raise KernelgenError(Diagnostic(f"--devices {devices} --fuse {fuse}: {why}", hint=hint))
-    settings = replace(settings, grouped=fuse != NONE)
-    if causal and groups.cut_of(fuse) is None:
-        raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")
-    if settings.split and layouts_of(weights):
+                raise KernelgenError(Diagnostic(f"--devices {devices} --fuse {args.fuse}: {why}", hint=hint))
+    settings = replace(args.settings, grouped=args.fuse != NONE, draft_n_max=args.most_drafted)
+    if args.causal and groups.cut_of(args.fuse) is None:
+        raise KernelgenError(f"--causal is for graph kernels, and --fuse {args.fuse} makes none")
+    if settings.split and args.layouts:
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
-        raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
-    settings, drafts = _with_draft(replace(settings, draft_n_max=most_drafted), draft, spec_type)
-    (source,) = found
-    chosen = name_of(name, output)
-    graph_exporter = exporter.find(program, llama_cpp)
-    seen = _SeenCalls(settings, machines, weights)
+        raise KernelgenError(Diagnostic(f"--weights {args.weights[0]} with --split-mode tensor", hint=hint))
+    settings, drafts = _with_draft(settings, args.draft, args.spec_type)
+    args = replace(args, settings=settings)
+    derivation = _Derivation(args, settings)
+    notes: tuple[str, ...] = ()
     if source.kind is SourceKind.CHECKPOINT:
-        with checkpoint.converted(source, llama_cpp, python) as header:
+        with checkpoint.converted(source, args.llama_cpp, args.python) as header:
             try:
-                derived, model = _derive(graph_exporter, header.file, settings, catalog, fuse, causal, seen, shift)
+                derived, model = derivation.derive(header.file, args.shift)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
-            notes = header.notes
-    elif python is not None:
+            notes = tuple(header.notes)
+    elif args.python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(graph_exporter, source.path, settings, catalog, fuse, causal, seen, shift)
-        notes = ()
-    if not any(entry.reason is None for entry in derived.entries):
-        raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
-    notes = (*notes, *fixed_ctx(context, settings))
-    notes = (*notes, *longer_context(model, derived, settings))
+        derived, model = derivation.derive(source.path, args.shift)
+    check_any(derived, f"{source.path}: no kernel can be built for {model.architecture}")
+    notes = (*notes, *fixed_ctx(context, settings), *longer_context(model, derived, settings))
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
-    if draft is not None and settings.speculation is None:
+    if args.draft is not None and settings.speculation is None:
         notes = (*notes, f"llama.cpp's programs use the draft only with --spec-type {_SIMPLE}")
     summary = summary_of(model, derived, settings)
-    for how in drafts:
-        file = draft if how.speculation is None and draft is not None else source.path
-        drafted, draft_model = _derive(
-            graph_exporter,
-            file,
-            how,
-            catalog,
-            fuse,
-            causal,
-            _SeenCalls(how, machines, layouts_of(weights)),
-            shift and not how.encoder,
+    for draft_settings in drafts:
+        file = args.draft if draft_settings.speculation is None and args.draft is not None else source.path
+        drafted, draft_model = _Derivation(replace(args, weights=args.layouts), draft_settings).derive(
+            file, args.shift and not draft_settings.encoder
         )
-        whose = f"{draft or source.path}{', its encoder' * how.encoder}"
-        summary += [
-            f"{whose}: {line}" if i == 0 else line for i, line in enumerate(summary_of(draft_model, drafted, how))
-        ]
+        first, *rest = summary_of(draft_model, drafted, draft_settings)
+        summary += [f"{args.draft or source.path}{', its encoder' * draft_settings.encoder}: {first}", *rest]
         derived = both(derived, drafted)
-    if projector is not None:
-        seer = derive_projector(graph_exporter, projector, settings, catalog, fuse)
-        summary += said_of_projector(projector, seer)
-        derived = beside(derived, seer.derived, layouts=bool(seen.layouts or layouts_of(weights)))
-    head = writing.ManifestHead(
-        chosen,
-        targets or ALL_TARGETS,
+    if args.projector is not None:
+        vision = derive_projector(args, args.projector)
+        summary += said_of_projector(args.projector, vision)
+        derived = beside(derived, vision.derived, layouts=bool(derivation.layouts or args.layouts))
+    choices = [(one.chip.target, one.text) for one in derivation.layouts]
+    choices += [(one.target, one.text) for one in derivation.fusions]
+    write(
+        args,
+        derived,
         title(model, source.path, settings),
-        made_by(
-            settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft, projector=projector
-        ),
-        {choice.chip.target: choice.layouts for choice in seen.layouts} or layouts_of(weights),
-        int(lnc) if lnc else None,
+        made_by(args, source.path),
+        summary,
+        weights={choice.chip.target: choice.layouts for choice in derivation.layouts} or args.layouts,
+        notes=(*said(choices), *notes),
     )
-    kernels = write(output, head, derived, catalog)
-    summary += [f"{counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries"]
-    summary += [*group_lines(derived), *listed_lines(derived), *refused_lines(derived)]
-    texts = [(one.chip.target, one.text) for one in seen.layouts] + [(one.target, one.text) for one in seen.fusions]
-    click.echo("\n".join([*summary, *said(texts), *notes, str(output)]))
 
 
 def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -> tuple[Settings, list[Settings]]:
@@ -292,69 +255,46 @@ def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -
     return settings, drafts
 
 
-def _derive(
-    graph_exporter: exporter.Exporter,
-    file: Path,
-    settings: Settings,
-    catalog: Catalog,
-    fuse: str,
-    causal: bool,
-    seen: _SeenCalls,
-    shift: bool,
-) -> tuple[Derived, ModelHeader]:
-    model: list[ModelHeader] = []
-
-    def export(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
-        for described, call, graph in graph_exporter.graphs(file, settings, calls):
-            model.append(described)
-            seen.see(call, graph)
-            yield call, graph
-
-    cuts = partial(seen.cuts, fuse)
-    shifts = list(graph_exporter.shifts(file, settings)) if shift else []
-    if shift and not shifts:
-        raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
-    beside = [*shifts, *graph_exporter.probes(file, settings)]
-    derived = derive(settings, catalog, export, cuts, causal=causal, beside=beside)
-    if not (model[0].encoder and model[0].decoder) or settings.whole:
-        return derived, model[0]
-    # the decoder has kernels for each number of tokens that the encoder computes
-    others = [replace(settings, n_encoded=(n,)) for n in settings.n_encoded[1:]]
-    for other in (*others, replace(settings, encoder=True, n_tokens=settings.n_encoded)):
-        graphs = partial(_call_graphs, graph_exporter, file, other)
-        derived = both(derived, derive(other, catalog, graphs, cuts, causal=causal))
-    return derived, model[0]
-
-
-def _call_graphs(
-    graph_exporter: exporter.Exporter, file: Path, settings: Settings, calls: Sequence[DecodeCall]
-) -> Iterator[tuple[DecodeCall, Graph]]:
-    for _, call, graph in graph_exporter.graphs(file, settings, calls):
-        yield call, graph
-
-
-class _SeenCalls:
-    """The graphs of calls from which layouts and graph kernels are chosen.
+class _Derivation:
+    """Derives the kernels of a model or a draft, and chooses layouts and graph kernels from the graphs of its calls.
 
     Args:
+        args: the command's options.
         settings: how the model is run.
-        chips: figures of the targets.
-        weights: the value of `--weights`.
     """
 
-    def __init__(self, settings: Settings, chips: Sequence[Chip], weights: tuple[str, ...]) -> None:
-        self._tokens = settings.n_tokens
-        self._chips = chips
-        self._auto = weights == (AUTO,) and not settings.split
-        self._all = BF16 in weights
+    def __init__(self, args: ModelOptions, settings: Settings) -> None:
+        self._args, self._settings = args, settings
+        self._exporter = exporter.find(args.program, args.llama_cpp)
+        self._chips: Sequence[Chip] = [chip_of(target, args.lnc) for target in args.targets or ALL_TARGETS]
         self._calls: list[tuple[DecodeCall, Graph]] = []
         self.fusions: Sequence[Fusion] = ()
         """The choice of `--fuse auto`."""
 
-    def see(self, call: DecodeCall, graph: Graph) -> None:
-        """Keeps the graph of a requested call."""
-        if call.n_tokens in self._tokens:
-            self._calls.append((call, graph))
+    def derive(self, file: Path, shift: bool) -> tuple[Derived, ModelHeader]:
+        """Returns the kernels of a file, with those of a context shift if `shift` is true."""
+        settings, catalog, causal = self._settings, self._args.catalog, self._args.causal
+        model: list[ModelHeader] = []
+
+        def export(of: Settings, calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
+            for described, call, graph in self._exporter.graphs(file, of, calls):
+                model.append(described)
+                if of is settings and call.n_tokens in settings.n_tokens:
+                    self._calls.append((call, graph))
+                yield call, graph
+
+        shifts = list(self._exporter.shifts(file, settings)) if shift else []
+        if shift and not shifts:
+            raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
+        beside = [*shifts, *self._exporter.probes(file, settings)]
+        derived = derive(settings, catalog, partial(export, settings), self._cuts, causal=causal, beside=beside)
+        if not (model[0].encoder and model[0].decoder) or settings.whole:
+            return derived, model[0]
+        # the decoder has kernels for each number of tokens that the encoder computes
+        others = [replace(settings, n_encoded=(n,)) for n in settings.n_encoded[1:]]
+        for other in (*others, replace(settings, encoder=True, n_tokens=settings.n_encoded)):
+            derived = both(derived, derive(other, catalog, partial(export, other), self._cuts, causal=causal))
+        return derived, model[0]
 
     @cached_property
     def _shortest(self) -> Graph:
@@ -377,14 +317,16 @@ class _SeenCalls:
     @cached_property
     def layouts(self) -> list[Choice]:
         """The choice of `--weights auto`; empty if layouts are named."""
-        return choose(self._shortest, self._chips) if self._auto and self._calls else []
+        is_auto = self._args.weights == (AUTO,) and not self._settings.split
+        return choose(self._shortest, self._chips) if is_auto and self._calls else []
 
-    def cuts(self, fuse: str) -> Cuts:
+    def _cuts(self) -> Cuts:
         """Returns the cuts of graphs, by targets."""
+        fuse = self._args.fuse
         if fuse != AUTO or not self._calls:
             return {(): _cut(FUSE if fuse == AUTO else fuse)}
         widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}
-        if self._all:
+        if BF16 in self._args.weights:
             of_all = frozenset(Products(self._shortest).bytes)
             widened = {chip.target: of_all for chip in self._chips}
         self.fusions = fusion.choose(self._shortest, [graph for _, graph in self._calls], self._chips, widened)

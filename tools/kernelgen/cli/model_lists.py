@@ -4,68 +4,42 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
-from kernelgen.cli.model_manifest import (
-    ALL_TARGETS,
-    NONE,
-    counted,
-    group_lines,
-    layouts_of,
-    name_of,
-    refuse_others,
-    refused_lines,
-    weight_options,
-    write,
-)
-from kernelgen.emitters.catalog import Catalog
+from kernelgen.cli.model_manifest import NONE, ModelOptions, check_any, counted, refuse_others, write
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.model import groups, listed, writing
+from kernelgen.model import groups, listed
 from kernelgen.model.sources import Source
 
 _OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse", "weights")
 """Parameters that apply to listed kernels."""
 
 
-def write_list(
-    context: click.Context,
-    found: Sequence[Source],
-    output: Path,
-    name: str | None,
-    targets: tuple[str, ...],
-    catalog: Catalog,
-    fuse: str,
-    weights: tuple[str, ...],
-) -> None:
+def write_list(context: click.Context, options: ModelOptions, recognized: Sequence[Source]) -> None:
     """Writes the manifest of the kernels that sources list."""
-    refuse_others(context, _OF_LISTS, f"is for models, and {found[0].path} is {found[0].kind.value}")
-    chosen = name_of(name, output)
-    cut = groups.cut_of(fuse)
-    lists = [listed.read(source, catalog, cut is not None) for source in found]
+    refuse_others(context, _OF_LISTS, f"is for models, and {recognized[0].path} is {recognized[0].kind.value}")
+    cut = groups.cut_of(options.fuse or NONE)
+    lists = [listed.read(source, options.catalog, cut is not None) for source in recognized]
     if cut is not None and not any(one.graphs for one in lists):
-        names = ", ".join(str(source.path) for source in found)
+        names = ", ".join(str(source.path) for source in recognized)
         hint = "graphs are in what export-graphs writes, and in what the backend writes to GGML_NEURON_RECORD_GRAPHS"
-        raise KernelgenError(Diagnostic(f"--fuse {fuse}: there is no graph in {names}", hint=hint))
-    merged = listed.merge(lists, catalog, cut)
-    files = [source.path.name for source in found]
-    if not any(entry.reason is None for entry in merged.entries):
-        raise KernelgenError(f"{', '.join(files)}: no kernel can be built for what is listed")
-    made = ["--fuse", fuse] if cut else []
-    head = writing.ManifestHead(
-        chosen,
-        targets or listed.targets(lists) or ALL_TARGETS,
-        f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
-        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *made, *weight_options(weights, NONE)])}"],
-        layouts_of(weights),
-    )
-    kernels = write(output, head, merged, catalog)
+        raise KernelgenError(Diagnostic(f"--fuse {options.fuse}: there is no graph in {names}", hint=hint))
+    merged = listed.merge(lists, options.catalog, cut)
+    files = [source.path.name for source in recognized]
+    check_any(merged, f"{', '.join(files)}: no kernel can be built for what is listed")
+    words = ["kernelgen", "model", *files, *(("--fuse", options.fuse) if cut else ())]
+    words += [word for layout in options.weights if layout != NONE for word in ("--weights", layout)]
     lines = [
         f"{source.path}: {source.kind.value}, {counted(len(one.items), 'op')}"
-        for source, one in zip(found, lists, strict=True)
+        for source, one in zip(recognized, lists, strict=True)
     ]
-    lines += [note for one in lists for note in one.notes]
-    click.echo(
-        "\n".join([*lines, counted(kernels, "kernel"), *group_lines(merged), *refused_lines(merged), str(output)])
+    write(
+        options,
+        merged,
+        f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
+        ["Written by", f"  {shlex.join(words)}"],
+        [*lines, *(note for one in lists for note in one.notes)],
+        weights=options.layouts,
+        targets=listed.targets(lists),
     )

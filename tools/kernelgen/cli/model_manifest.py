@@ -6,7 +6,8 @@ import re
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -40,12 +41,90 @@ _HEADER_WIDTH = 150
 """Characters per line of the command at the start of a manifest."""
 
 
-def write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: Catalog) -> int:
-    """Writes a manifest, and returns the number of kernels per target."""
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The options of `kernelgen model` under the names of its parameters; `name` is the manifest's."""
+
+    output: Path
+    name: str
+    targets: tuple[str, ...]
+    lnc: str | None
+    settings: Settings
+    program: Path | None
+    llama_cpp: Path | None
+    shift: bool
+    draft: Path | None
+    spec_type: str | None
+    most_drafted: int
+    projector: Projector | None
+    python: str | None
+    fuse: str
+    causal: bool
+    weights: tuple[str, ...]
+    catalog: Catalog
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts that `--weights` names."""
+        return tuple(layout for layout in self.weights if layout not in WORDS)
+
+
+def write(
+    options: ModelOptions,
+    derived: Derived,
+    description: str,
+    comment: Sequence[str],
+    lines: Iterable[str],
+    *,
+    weights: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    targets: Sequence[str] = (),
+    notes: Iterable[str] = (),
+) -> None:
+    """Writes a manifest, and prints its summary.
+
+    Args:
+        options: the command's options.
+        derived: the kernels.
+        description: as in `ManifestHead`.
+        comment: as in `ManifestHead`.
+        lines: the first lines of the summary; its kernels follow.
+        weights: as in `ManifestHead`.
+        targets: the targets without `--target`; empty for all.
+        notes: the last lines of the summary.
+    """
+    output, lnc = options.output, int(options.lnc) if options.lnc else None
+    head = writing.ManifestHead(
+        options.name, options.targets or targets or ALL_TARGETS, description, comment, weights, lnc
+    )
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())
-    (request,) = manifest.load([output], catalog)
-    return max(len({kernel.spec.id for kernel in request.kernels_for(target)}) for target in head.targets)
+    (request,) = manifest.load([output], options.catalog)
+    kernels = max(len({kernel.spec.id for kernel in request.kernels_for(target)}) for target in head.targets)
+    click.echo("\n".join([*lines, *_kernel_lines(derived, kernels), *notes, str(output)]))
+
+
+def _kernel_lines(derived: Derived, kernels: int) -> Iterator[str]:
+    """Yields the number of kernels, the number of nodes of each graph kernel, and the ops without a kernel, with the reasons."""
+    entries = f" in {sum(e.reason is None for e in derived.entries)} entries" if derived.calls else ""
+    yield counted(kernels, "kernel") + entries
+    nodes = [counted(len(entry.kernel.nodes), "node") for entry in derived.graphs if entry.reason is None]
+    if nodes:
+        yield f"{counted(len(nodes), 'group')} of nodes as one kernel each: {', '.join(nodes)}"
+    if derived.listed:
+        yield f"{counted(derived.listed, 'kernel')} listed for one size each: no formula was found"
+    refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
+    for reason, count in sorted(refused.items()):
+        yield f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}"
+
+
+def check_any(derived: Derived, message: str) -> None:
+    """Refuses a manifest without kernels.
+
+    Raises:
+        KernelgenError: no kernel can be built.
+    """
+    if not any(entry.reason is None for entry in derived.entries):
+        raise KernelgenError(message)
 
 
 def name_of(name: str | None, output: Path) -> str:
@@ -106,90 +185,71 @@ def longer_context(model: ModelHeader, derived: Derived, settings: Settings) -> 
     )
 
 
-def layouts_of(weights: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(layout for layout in weights if layout not in WORDS)
+def made_by(options: ModelOptions, path: Path) -> list[str]:
+    """Returns the command that writes a model's manifest again, without paths of files and programs."""
+    settings = options.settings
+    types = {
+        "--type-k": settings.type_k,
+        "--type-v": settings.type_v,
+        "--type-k-draft": settings.type_k_draft,
+        "--type-v-draft": settings.type_v_draft,
+    }
+    return command_lines(
+        [
+            (path.name or path.absolute().name, True),
+            ("--n-ctx", "any" if settings.any_ctx else joined(settings.n_ctx)),
+            ("--n-tokens", joined(settings.n_tokens)),
+            ("--n-outputs", joined(settings.n_outputs or ())),
+            ("--n-kv", joined(settings.n_kv or ())),
+            ("--n-ubatch", settings.n_ubatch != 512 and str(settings.n_ubatch)),
+            ("--n-seq-max", settings.n_seq_max != 1 and str(settings.n_seq_max)),
+            *((option, dtype != "f16" and dtype) for option, dtype in types.items()),
+            *settings.llama_options,
+            flash_attn_option(settings),
+            ("--ftype", settings.ftype),
+            ("--model-draft", options.draft.name if options.draft else None),
+            ("--spec-type", settings.speculation),
+            (
+                "--spec-draft-n-max",
+                bool(settings.speculation) and settings.draft_n_max != 3 and str(settings.draft_n_max),
+            ),
+            *projector_options(options.projector),
+            ("--control-vector", settings.control_vector),
+            ("--encoder", settings.encoder),
+            ("--n-encoded", settings.n_encoded != few_encoded(settings) and joined(settings.n_encoded)),
+            ("--embeddings", settings.embeddings),
+            ("--pooling", settings.pooling),
+            *(("--lora", file.name + (f":{scale:g}" if scale != 1 else "")) for file, scale in settings.lora),
+            ("--split-mode", settings.split and "tensor"),
+            ("--devices", settings.split and joined(settings.devices)),
+            *(("--samplers", chain or "none") for chain in settings.samplers if settings.samplers != ("",)),
+            ("--fuse", options.fuse != FUSE and options.fuse),
+            ("--causal", options.causal),
+            *(("--weights", word) for word in options.weights if word != AUTO),
+            ("--lnc", options.lnc),
+            ("--kv-unified", settings.kv_unified),
+            ("--swa-full", settings.swa_full),
+            ("--context-shift", options.shift),
+        ]
+    )
 
 
-def weight_options(weights: tuple[str, ...], default: str) -> list[str]:
-    return [word for layout in weights if layout != default for word in ("--weights", layout)]
+def flash_attn_option(settings: Settings) -> tuple[str, str]:
+    return "--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"
 
 
-def made_by(
-    settings: Settings,
-    path: Path,
-    fuse: str,
-    weights: tuple[str, ...],
-    *,
-    lnc: str | None,
-    causal: bool,
-    shift: bool,
-    draft: Path | None,
-    projector: Projector | None,
-) -> list[str]:
-    """The command that writes the manifest again, without paths of files and programs."""
-    parts = [
-        "kernelgen",
-        "model",
-        path.name or path.absolute().name,
-        "--n-ctx",
-        "any" if settings.any_ctx else joined(settings.n_ctx),
-        "--n-tokens",
-        joined(settings.n_tokens),
-    ]
-    if settings.n_outputs:
-        parts += ["--n-outputs", joined(settings.n_outputs)]
-    if settings.n_kv:
-        parts += ["--n-kv", joined(settings.n_kv)]
-    for option, value, default in (
-        ("--n-ubatch", settings.n_ubatch, 512),
-        ("--n-seq-max", settings.n_seq_max, 1),
-        ("--type-k", settings.type_k, "f16"),
-        ("--type-v", settings.type_v, "f16"),
-        ("--type-k-draft", settings.type_k_draft, "f16"),
-        ("--type-v-draft", settings.type_v_draft, "f16"),
-        *((option, value, None) for option, value in settings.llama_options),
-    ):
-        if value != default:
-            parts += [option, str(value)]
-    parts += flash_attn_options(settings)
-    if settings.ftype is not None:
-        parts += ["--ftype", settings.ftype]
-    parts += ["--model-draft", draft.name] if draft else []
-    if settings.speculation:
-        parts += ["--spec-type", settings.speculation]
-        parts += ["--spec-draft-n-max", str(settings.draft_n_max)] if settings.draft_n_max != 3 else []
-    parts += projector_options(projector) if projector else []
-    parts += ["--control-vector"] * settings.control_vector
-    parts += ["--encoder"] * settings.encoder
-    if settings.n_encoded != few_encoded(settings):
-        parts += ["--n-encoded", joined(settings.n_encoded)]
-    parts += ["--embeddings"] * settings.embeddings
-    parts += ["--pooling", settings.pooling] if settings.pooling else []
-    for file, scale in settings.lora:
-        parts += ["--lora", file.name + (f":{scale:g}" if scale != 1 else "")]
-    if settings.split:
-        parts += ["--split-mode", "tensor", "--devices", joined(settings.devices)]
-    if settings.samplers != ("",):
-        parts += [part for chain in settings.samplers for part in ("--samplers", chain or "none")]
-    if fuse != FUSE:
-        parts += ["--fuse", fuse]
-    parts += ["--causal"] * causal
-    parts += weight_options(weights, AUTO)
-    parts += ["--lnc", lnc] if lnc else []
-    parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
-    parts += ["--context-shift"] * shift
-    return command_lines(parts)
+def command_lines(options: Iterable[tuple[str, str | bool | None]]) -> list[str]:
+    """Returns the first lines of a manifest, with the command that wrote it.
 
-
-def flash_attn_options(settings: Settings) -> list[str]:
-    return ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
-
-
-def command_lines(parts: Sequence[str]) -> list[str]:
-    """Returns the first lines of a manifest, with the command that wrote it."""
+    Args:
+        options: each with its value; True for one without a value, False, None or "" for one that is not there.
+    """
+    words = ["kernelgen", "model"]
+    for option, value in options:
+        words += [option] if value is True else [option, value] if value else []
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(
-        shlex.join(parts),
+        shlex.join(words),
         _HEADER_WIDTH,
         initial_indent="  ",
         subsequent_indent="      ",
@@ -235,39 +295,19 @@ def summary_of(model: ModelHeader, derived: Derived, settings: Settings) -> list
     return lines
 
 
-def listed_lines(derived: Derived) -> list[str]:
-    if not derived.listed:
-        return []
-    return [f"{counted(derived.listed, 'kernel')} listed for one size each: no formula was found"]
-
-
-def group_lines(derived: Derived) -> list[str]:
-    """Returns the number of graph kernels, and the number of nodes of each."""
-    made = [entry for entry in derived.graphs if entry.reason is None]
-    nodes = ", ".join(counted(len(entry.kernel.nodes), "node") for entry in made)
-    return [f"{counted(len(made), 'group')} of nodes as one kernel each: {nodes}"] if made else []
-
-
-def refused_lines(derived: Derived) -> list[str]:
-    """Returns the ops without a kernel, with the reasons."""
-    refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
-    return [
-        f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}" for reason, count in sorted(refused.items())
-    ]
-
-
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def projector_options(projector: Projector) -> list[str]:
-    parts = ["--mmproj", projector.file.name]
-    if projector.images:
-        parts += ["--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)]
-    parts += projector.limits
-    if projector.seconds:
-        parts += ["--audio-seconds", joined(projector.seconds)]
-    return parts
+def projector_options(projector: Projector | None) -> list[tuple[str, str]]:
+    if projector is None:
+        return []
+    return [
+        ("--mmproj", projector.file.name),
+        ("--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)),
+        *zip(projector.limits[::2], projector.limits[1::2], strict=True),
+        ("--audio-seconds", joined(projector.seconds)),
+    ]
 
 
 def refuse_others(context: click.Context, known: Sequence[str], why: str) -> None:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import click
 
 from kernelgen.cli.model_manifest import (
-    ALL_TARGETS,
     AUTO,
     FUSE,
+    ModelOptions,
+    check_any,
     command_lines,
     count,
     counted,
-    flash_attn_options,
-    group_lines,
-    name_of,
+    flash_attn_option,
     projector_options,
     refuse_others,
-    refused_lines,
     write,
 )
 from kernelgen.cli.units import binary_size
-from kernelgen.emitters.catalog import Catalog
-from kernelgen.errors import KernelgenError
-from kernelgen.model import exporter, groups, writing
+from kernelgen.model import exporter, groups
 from kernelgen.model.projector import DerivedProjector, Projector, derive
-from kernelgen.model.sizes import Settings
 
 _OF_PROJECTORS = (
     "output",
@@ -47,12 +42,11 @@ _OF_PROJECTORS = (
 """Parameters that apply to a projector alone."""
 
 
-def derive_projector(
-    graph_exporter: exporter.Exporter, projector: Projector, settings: Settings, catalog: Catalog, fuse: str
-) -> DerivedProjector:
-    exported = graph_exporter.projector(projector, settings.flash_attn)
-    cut = groups.cut_of(FUSE if fuse == AUTO else fuse)
-    return derive(exported.model, exported.graphs(), catalog, cut)
+def derive_projector(options: ModelOptions, projector: Projector) -> DerivedProjector:
+    program = exporter.find(options.program, options.llama_cpp)
+    exported = program.projector(projector, options.settings.flash_attn)
+    cut = groups.cut_of(FUSE if options.fuse == AUTO else options.fuse)
+    return derive(exported.model, exported.graphs(), options.catalog, cut)
 
 
 def said_of_projector(projector: Projector, derived: DerivedProjector) -> list[str]:
@@ -65,34 +59,21 @@ def said_of_projector(projector: Projector, derived: DerivedProjector) -> list[s
     ]
 
 
-def write_projector(
-    context: click.Context,
-    graph_exporter: exporter.Exporter,
-    projector: Projector,
-    output: Path,
-    name: str | None,
-    targets: tuple[str, ...],
-    lnc: str | None,
-    settings: Settings,
-    fuse: str,
-    catalog: Catalog,
-) -> None:
+def write_projector(context: click.Context, options: ModelOptions, projector: Projector) -> None:
     """Writes the manifest of a projector alone."""
     refuse_others(context, _OF_PROJECTORS, "is for models, and no SOURCE is given beside --mmproj")
-    derived = derive_projector(graph_exporter, projector, settings, catalog, fuse)
-    if not any(entry.reason is None for entry in derived.derived.entries):
-        raise KernelgenError(f"{projector.file}: no kernel can be built for {derived.model.description}")
-    parts = ["kernelgen", "model", *projector_options(projector), *flash_attn_options(settings)]
-    parts += ["--fuse", fuse] if fuse != FUSE else []
-    parts += ["--lnc", lnc] if lnc else []
-    named = derived.model.name or projector.file.name
-    head = writing.ManifestHead(
-        name_of(name, output),
-        targets or ALL_TARGETS,
-        f"{named}: {derived.model.description}, {count(derived.model.parameters)} parameters, as llama.cpp's mtmd runs it",
-        command_lines(parts),
-        lnc=int(lnc) if lnc else None,
+    options = replace(options, fuse=options.fuse or FUSE)
+    vision = derive_projector(options, projector)
+    model = vision.model
+    check_any(vision.derived, f"{projector.file}: no kernel can be built for {model.description}")
+    comment = command_lines(
+        [
+            *projector_options(projector),
+            flash_attn_option(options.settings),
+            ("--fuse", options.fuse != FUSE and options.fuse),
+            ("--lnc", options.lnc),
+        ]
     )
-    kernels = write(output, head, derived.derived, catalog)
-    lines = [*said_of_projector(projector, derived), counted(kernels, "kernel")]
-    click.echo("\n".join([*lines, *group_lines(derived.derived), *refused_lines(derived.derived), str(output)]))
+    named = model.name or projector.file.name
+    description = f"{named}: {model.description}, {count(model.parameters)} parameters, as llama.cpp's mtmd runs it"
+    write(options, vision.derived, description, comment, said_of_projector(projector, vision))

@@ -13,13 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kernelgen.model.any_numbers import AnyNumbers
-from kernelgen.model.causal import Causal
-from kernelgen.model.first_cells import FirstCells
+from kernelgen.model.any_numbers import with_any_numbers
+from kernelgen.model.causal import with_causality
+from kernelgen.model.first_cells import with_first_cells
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import readers_of, segment_spec
 from kernelgen.model.repeats import Segment
-from kernelgen.model.streams import Streams
+from kernelgen.model.streams import split_streams
 from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -85,8 +85,6 @@ class Groups:
             self._patterns[kernels[0]].setdefault(kernels, set()).add(spec)
             self._members.update(kernels)
         self._nodes: dict[int, tuple[Hashable, KernelSpec | None]] = {}
-        self._first_cells, self._causal, self._any_numbers = FirstCells(), Causal(), AnyNumbers()
-        self._streams = Streams()
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -99,7 +97,7 @@ class Groups:
         outside = {i for i, _ in found.outside}
         left = {i for i in range(len(graph.nodes)) if i not in outside}
         while True:
-            split, originals = self._streams.split(graph, left)
+            split, originals = split_streams(graph, left)
             if split is graph:
                 return found
             parts = Counter(originals)
@@ -114,9 +112,9 @@ class Groups:
         """Returns the same for a graph as it is, with the nodes of each group by their numbers in `originals`."""
         # As it is, and for kernels with only the first cells of a cache; before both, for those with causal attention; and all of
         # these for kernels for any numbers.
-        plain = (graph, self._first_cells.of(graph))
-        own = (*map(self._causal.of, plain), *plain)
-        graphs = (*own, *map(self._any_numbers.of, own))
+        plain = (graph, with_first_cells(graph))
+        own = (*map(with_causality, plain), *plain)
+        graphs = (*own, *map(with_any_numbers, own))
         ways = [(way, [self._token(node) for node in way.nodes]) for way in graphs]
         known = [any(token in self._members for token in tokens) for tokens in zip(*(t for _, t in ways), strict=True)]
         reasons = [UngroupedReason.PLACE if one else UngroupedReason.OP for one in known]

@@ -21,11 +21,9 @@ from kernelgen.forecast.products import added, of_product
 from kernelgen.forecast.weights import EQUAL
 from kernelgen.forecast.work import Work
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
-from kernelgen.model.graphs import ExportedNode, Graph
-from kernelgen.model.groups import Cut, cut_of, readers_of, segment_spec
-from kernelgen.spec import products
+from kernelgen.model.graphs import Graph
+from kernelgen.model.groups import Cut, cut_of, instructions, readers_of, segment_spec
 from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Operand, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, MAX_INSTRUCTIONS
@@ -159,7 +157,7 @@ def choose(
     ops = frozenset(node.spec() for node in call.nodes if not node.empty)
     cuts = {name: cut_of(name) for name in (FUSES_OF_DEVICES if split else FUSES)}
     groups = {name: _groups(call, cut).find(call) for name, cut in cuts.items()}
-    counts = {id(node): _instructions(node) for graph in graphs for node in set(graph.nodes)}
+    counts = {id(node): instructions(node) for graph in graphs for node in set(graph.nodes)}
     sizes = {name: _size(graphs, counts, cut) for name, cut in cuts.items()}
     found = []
     for chip in chips:
@@ -189,13 +187,6 @@ def _size(graphs: Sequence[Graph], counts: Mapping[int, int], cut: Cut | None) -
                 nodes = tuple(map(id, graph.nodes[segment.start : segment.end]))
                 found[nodes] = sum(map(counts.__getitem__, nodes))
     return Size(len(found), sum(found.values()), max(found.values(), default=0))
-
-
-def _instructions(node: ExportedNode) -> int:
-    weights = node.inputs[0] if node.inputs else None
-    if weights is None:
-        return 0
-    return products.instructions(node.op, weights.ne, TYPES[weights.dtype].quantized, node.output.ne)
 
 
 def _work(spec: KernelSpec | GraphSpec, widened: Collection[TensorDesc]) -> Work:

@@ -28,20 +28,16 @@ from typing import Any
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import inline_calls
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
-from kernelgen.hlo.estimate import found_by_index, product_sizes, trips
-from kernelgen.hlo.linted import LintedModule, element_type, size
+from kernelgen.hlo.estimate import found_by_index, product_sizes
+from kernelgen.hlo.linted import NO_WORK, TRANSCENDENTAL, LintedModule, element_type, elements, size
 from kernelgen.targets import PARTITIONS
 
-_SCALAR = frozenset(
-    "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
-)
 _SAME_BYTES = frozenset("bitcast bitcast-convert optimization-barrier reshape".split())
 _MADE = frozenset("custom-call dot sort while".split())
 """Opcodes at which the search for a matrix's rows ends."""
 _SLICES = frozenset(("dynamic-slice", "slice"))
 _VIEWS = _SAME_BYTES | {"get-tuple-element", "tuple"}
 """Opcodes that return their operand unchanged."""
-_FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 ROW_BYTES = 2048
@@ -159,7 +155,7 @@ class _WorkCount:
         depths: dict[int, float] = {}
         for i in computation.instructions:
             operands = self.m.operands(computation, i)
-            self.inside = float(i.opcode not in _FREE)
+            self.inside = float(i.opcode not in NO_WORK)
             if i.opcode == "parameter":
                 whole = bool(i.shape.tuple_shapes)
                 memory[i.id] = stored if whole else stored.get(i.parameter_number, False)
@@ -266,20 +262,15 @@ class _WorkCount:
 
     def instruction(self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float) -> Any:
         """Counts an instruction, and returns whether its value is in device memory."""
-        if i.opcode == "while":
-            _, body = self.m.condition_and_body(i)
-            inside = memory[operands[0].id]
-            turns = trips(self.m, computation, i)
-            depth = self.computation(body, times * turns, inside if isinstance(inside, dict) else {})
-            self.inside = turns * depth
-            return inside
-        if i.opcode == "fusion":
-            called = self.m.computations[i.called_computation_ids[0]]
-            self.inside = self.computation(called, times, {n: memory[o.id] for n, o in enumerate(operands)})
+        if called := self.m.called(computation, i):
+            body, turns = called[-1]
+            loop = i.opcode == "while"
+            stored = memory[operands[0].id] if loop else {n: memory[o.id] for n, o in enumerate(operands)}
+            self.inside = turns * self.computation(body, times * turns, stored if isinstance(stored, dict) else {})
+            return loop and stored
+        if i.opcode in NO_WORK:
             return False
-        if i.opcode in _FREE:
-            return False
-        made = prod(i.shape.dimensions) if not i.shape.tuple_shapes else prod(operands[0].shape.dimensions)
+        made = elements(i, operands)
         if i.opcode == "dot":
             self.dot(i, operands, times)
         elif i.opcode in ("dynamic-update-slice", "scatter"):
@@ -304,7 +295,7 @@ class _WorkCount:
             # The producer of any other value can write it in any type, so a convert after it is free.
             if memory[operands[0].id] is True:
                 self.elements(computation, operands, "either", times * made)
-        elif i.opcode in _SCALAR:
+        elif i.opcode in TRANSCENDENTAL:
             self.elements(computation, operands, "scalar", times * made)
         elif i.opcode != "copy":
             full = [

@@ -17,7 +17,7 @@ from typing import Any
 
 from kernelgen.hlo import proto
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
-from kernelgen.hlo.linted import LintedModule, integers, size
+from kernelgen.hlo.linted import NO_WORK, TRANSCENDENTAL, LintedModule, elements, size
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, INSTRUCTION_BYTES, PARTITIONS, TARGETS
 
 MAX_DESCRIPTORS = 16_777_200
@@ -51,13 +51,6 @@ TRANSFORMER_SPILLS = 1 / 20
 ENGINES = tuple(FIXED)
 """Names of the engines, as in the names of a NEFF's members."""
 
-_ACTIVATIONS = frozenset(
-    "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
-)
-_FREE = frozenset(
-    "after-all bitcast bitcast-convert broadcast constant get-tuple-element iota optimization-barrier parameter partition-id"
-    " replica-id reshape slice tuple".split()
-)
 _PASSES = {"batch-norm-training": 3, "batch-norm-inference": 1, "batch-norm-grad": 6, "rng-bit-generator": 10}
 """Instructions per tile, for opcodes that need several."""
 _NAMED = {"AwsNeuronSoftmax": 4, "AwsNeuronRmsNorm": 4, "AwsNeuronSoftmaxBackward": 4}
@@ -111,7 +104,7 @@ def estimate(
     m = module if isinstance(module, LintedModule) else LintedModule(module)
     cores = TARGETS[target].lnc if lnc is None else lnc
     count = _InstructionCount(m, TARGETS[target].state_buffer_mib)
-    count.computation(m.computations[m.message.entry_computation_id], 1)
+    count.instructions()
     count.tensors()
     descriptors = count.runs + count.spilled
     for engine in ("PE", "Activation"):
@@ -148,10 +141,13 @@ class _InstructionCount:
         self.runs = self.spilled = 0.0
         self.uncounted: set[str] = set()
 
-    def computation(self, computation: Any, times: int) -> None:
-        tiles = self.reduced(computation)
-        for i in computation.instructions:
-            self.instruction(computation, i, times, tiles)
+    def instructions(self) -> None:
+        tiles: dict[int, dict[int, int]] = {}
+        for computation, i, operands, times in self.m.executed():
+            if computation.id not in tiles:
+                tiles[computation.id] = self.reduced(computation)
+            if i.opcode not in NO_WORK:
+                self.instruction(computation, i, operands, times, tiles[computation.id])
 
     def reduced(self, computation: Any) -> dict[int, int]:
         """Returns the tiles of reduced values, and of the elementwise operands that they are fused with, by instruction.
@@ -194,22 +190,10 @@ class _InstructionCount:
             i = self.m.source(computation, self.m.operands(computation, i)[0])
         return i
 
-    def instruction(self, computation: Any, i: Any, times: int, tiles: Mapping[int, int]) -> None:
-        if i.opcode in _FREE:
-            return
-        if i.opcode == "while":
-            condition, body = self.m.condition_and_body(i)
-            turns = times * trips(self.m, computation, i)
-            self.computation(condition, turns)
-            self.computation(body, turns)
-            return
-        if i.opcode in ("call", "fusion"):
-            self.computation(self.m.computations[i.called_computation_ids[0]], times)
-            return
-        operands = self.m.operands(computation, i)
+    def instruction(self, computation: Any, i: Any, operands: list[Any], times: int, tiles: Mapping[int, int]) -> None:
         if i.opcode == "convert" and operands[0].opcode != "parameter":
             return  # the producer of a value can write it in any type, so a convert after it is free
-        made = prod(i.shape.dimensions) if not i.shape.tuple_shapes else prod(operands[0].shape.dimensions)
+        made = elements(i, operands)
         if i.opcode == "dot":
             self.dot(computation, i, operands, times)
         elif i.opcode == "convolution":
@@ -231,7 +215,7 @@ class _InstructionCount:
             elif not _is_marker(i):
                 self.work["DVE"] += times * _NAMED.get(i.custom_call_target, 1) * _tiles(made)
         else:
-            engine = "Activation" if i.opcode in _ACTIVATIONS else "DVE"
+            engine = "Activation" if i.opcode in TRANSCENDENTAL else "DVE"
             self.work[engine] += times * _PASSES.get(i.opcode, 1) * tiles.get(i.id, _tiles(made))
         if i.opcode.startswith("batch-norm"):
             self.work["Activation"] += times * tiles.get(i.id, _tiles(made))
@@ -334,12 +318,3 @@ def found_by_index(i: Any, operands: list[Any]) -> tuple[Any, int]:
         return moved, prod(moved.dimensions) // max(prod(operands[len(operands) // 2].shape.dimensions[:1]), 1)
     moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
     return moved, prod(moved.dimensions)
-
-
-def trips(m: LintedModule, computation: Any, loop: Any) -> int:
-    """Returns the trip count of a loop; 1 if it is not constant."""
-    found = m.counting(computation, loop)
-    if found is None:
-        return 1
-    start, step, limit = (integers(c.literal) or [0] for c in found)
-    return max(ceil(abs(limit[0] - start[0]) / max(abs(step[0]), 1)), 1)

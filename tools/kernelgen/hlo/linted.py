@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from kernelgen.hlo import proto
@@ -73,6 +73,17 @@ _BITS = {"pred": 8, "bf16": 16, "f16": 16, "token": 0, "opaque": 0, "c64": 64, "
 _SAME_VALUES = ("reshape", "broadcast", "convert", "copy", "bitcast")
 """Opcodes whose result has the operand's values, in another shape or type."""
 
+NO_WORK = frozenset(
+    "after-all bitcast bitcast-convert broadcast constant get-tuple-element iota optimization-barrier parameter partition-id"
+    " replica-id reshape slice tuple".split()
+)
+"""Opcodes without work: their results are inputs, constants or views."""
+
+TRANSCENDENTAL = frozenset(
+    "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
+)
+"""Opcodes of functions that the scalar engine computes."""
+
 
 class LintedModule:
     """A parsed module.
@@ -107,6 +118,34 @@ class LintedModule:
                 if not opcodes or i.opcode in opcodes:
                     yield computation, i
 
+    def called(self, computation: Any, i: Any) -> list[tuple[Any, int]]:
+        """Returns the computations that a loop, a call or a fusion executes, and how often; empty for other instructions.
+
+        A loop has its condition and its body, as often as its trip count; once if that is not constant.
+        """
+        if i.opcode == "while":
+            trips = self.trips(computation, i)
+            return [(called, trips) for called in self.condition_and_body(i)]
+        return [(self.computations[i.called_computation_ids[0]], 1)] if i.opcode in ("call", "fusion") else []
+
+    def executed(self, computation: Any = None, times: int = 1) -> Iterator[tuple[Any, Any, list[Any], int]]:
+        """Yields each instruction that a computation executes, also in loops, calls and fusions in place of these.
+
+        Args:
+            computation: the computation; None for the entry.
+            times: number of times that it runs.
+
+        Yields:
+            the instruction's computation, the instruction, its operands, and the number of times that it runs.
+        """
+        computation = self.computations[self.message.entry_computation_id] if computation is None else computation
+        for i in computation.instructions:
+            called = self.called(computation, i)
+            for inner, turns in called:
+                yield from self.executed(inner, times * turns)
+            if not called:
+                yield computation, i, self.operands(computation, i), times
+
     def root(self, computation_id: int) -> Any:
         computation = self.computations[computation_id]
         return self.by_id[computation.id, computation.root_id]
@@ -140,6 +179,14 @@ class LintedModule:
             return None
         return first, by, limit
 
+    def trips(self, computation: Any, loop: Any) -> int:
+        """Returns the trip count of a loop; 1 if it is not constant."""
+        found = self.counting(computation, loop)
+        if found is None:
+            return 1
+        start, step, limit = ((integers(c.literal) or [0])[0] for c in found)
+        return max(ceil(abs(limit - start) / max(abs(step), 1)), 1)
+
     def condition_and_body(self, loop: Any) -> tuple[Any, Any]:
         """Returns a while loop's (condition, body); XLA lists the body first."""
         body, condition = (self.computations[n] for n in loop.called_computation_ids)
@@ -159,6 +206,11 @@ def shapes(shape: Any) -> Iterator[Any]:
     yield shape
     for inner in shape.tuple_shapes:
         yield from shapes(inner)
+
+
+def elements(i: Any, operands: Sequence[Any]) -> int:
+    """Returns the elements of an instruction's result; of its first operand if the result is a tuple."""
+    return prod((operands[0] if i.shape.tuple_shapes else i).shape.dimensions)
 
 
 def size(shape: Any) -> int:

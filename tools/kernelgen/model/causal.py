@@ -7,30 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelgen.ggml import ops as ggml_ops
 from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.kernel_formulas import KernelFormula
 
 _OP, _MASK, _PARAM = "flash_attn_ext", 3, "causal"
 
 
-class Causal:
-    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[ExportedNode, ExportedNode] = {}
-
-    def of(self, graph: Graph) -> Graph:
-        """Returns a graph in which attention with a mask is causal; the same object if it has none."""
-        nodes = tuple(self._node(node) if _has_mask(node) else node for node in graph.nodes)
-        return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
-
-    def _node(self, node: ExportedNode) -> ExportedNode:
-        if node not in self._nodes:
-            op = ggml_ops.op(_OP)
-            words = op.encode({**op.decode(node.words), _PARAM: True})
-            self._nodes[node] = replace(node, words=words)
-        return self._nodes[node]
+def with_causality(graph: Graph) -> Graph:
+    """Returns a graph in which attention with a mask is causal; the same object if it has none."""
+    return graph.with_params(lambda node: {_PARAM: True} if _has_mask(node) else {})
 
 
 def causal_kernel(kernel: KernelFormula) -> KernelFormula:

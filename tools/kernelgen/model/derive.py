@@ -8,24 +8,24 @@ all of them. Kernels without a formula are listed for each requested size.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
-from kernelgen.model.any_numbers import AnyNumbers
-from kernelgen.model.causal import Causal, causal_kernel
+from kernelgen.model.any_numbers import with_any_numbers
+from kernelgen.model.causal import causal_kernel, with_causality
 from kernelgen.model.derived import DeriveCall, Derived, DerivedKernel
-from kernelgen.model.first_cells import FirstCells
+from kernelgen.model.first_cells import with_first_cells
 from kernelgen.model.formulas import Fitter
 from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
 from kernelgen.model.kernel_formulas import KernelFormula, Point, constant, fit
 from kernelgen.model.reasons import Reasons
 from kernelgen.model.sizes import NAMES, DecodeCall, Settings
-from kernelgen.model.streams import Streams
+from kernelgen.model.streams import with_streams
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -60,9 +60,8 @@ def derive(
         causal: whether attention in graph kernels is causal.
         beside: further graphs, whose nodes get kernels without formulas.
     """
-    export = _with_caches_apart(export, settings)
-    export = _with_any_numbers(export, settings)
-    beside = [AnyNumbers().of(graph) if graph.is_probe else graph for graph in beside]
+    export = _rewritten(export, settings)
+    beside = [with_any_numbers(graph) if graph.is_probe else graph for graph in beside]
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
@@ -102,9 +101,9 @@ def derive(
     if settings.any_ctx:
         _write_to_all(settings, entries)
     entries = _absorb(entries)
-    entries += _as_they_are(beside, {spec for entry in entries for spec in entry.specs()})
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
+    entries += as_they_are(beside, reasons, {spec for entry in entries for spec in entry.specs()})
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
     graphs = {of: _graphs(classes.graphs.get(of, {}).values(), reasons) for of in classes.cuts}
     return Derived(entries, derived_calls, listed, _of_targets(graphs))
@@ -118,43 +117,31 @@ def both(one: Derived, other: Derived) -> Derived:
     return Derived(entries, one.calls, one.listed + other.listed, [*one.graphs, *graphs])
 
 
-def as_they_are(graphs: Iterable[Graph], reasons: Reasons) -> list[DerivedKernel]:
-    """Returns a kernel without formulas for each distinct node of graphs, with the reason if it can't be built."""
-    entries = list(_as_they_are(graphs, set()))
-    for entry in entries:
-        entry.reason = reasons.of_entry(entry)
-    return entries
-
-
-def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[DerivedKernel]:
-    """Yields a kernel without formulas for each distinct node of graphs, except for known ones."""
+def as_they_are(graphs: Iterable[Graph], reasons: Reasons, known: Set[KernelSpec] = frozenset()) -> list[DerivedKernel]:
+    """Returns a kernel without formulas for each distinct node of graphs, except for known ones, with the reason if it can't be
+    built.
+    """
+    entries: dict[KernelSpec, DerivedKernel] = {}
     for graph in graphs:
         for node, name in zip(graph.nodes, graph.names, strict=True):
             spec = None if node.empty else node.spec()
-            if spec is not None and spec not in known:
-                known.add(spec)
-                yield DerivedKernel(constant(spec), [{}], name)
+            if spec is not None and spec not in known and spec not in entries:
+                entries[spec] = DerivedKernel(constant(spec), [{}], name, reasons.of_spec(spec))
+    return list(entries.values())
 
 
-def _with_caches_apart(export: Export, settings: Settings) -> Export:
-    streams, first = Streams(), FirstCells()
+def _rewritten(export: Export, settings: Settings) -> Export:
+    """Returns the export with graphs in the forms for which kernels are made."""
 
     def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for call, graph in export(calls):
-            own = streams.of(graph) if settings.in_turn(call.n_seqs) else graph
+            if settings.in_turn(call.n_seqs):
+                graph = with_streams(graph)
             # Without flash attention, strides depend on the length of the cache of values, so the cache of keys is whole, too.
-            yield call, first.of(own) if settings.any_ctx and graph.context["flash_attn"] else own
-
-    return graphs
-
-
-def _with_any_numbers(export: Export, settings: Settings) -> Export:
-    any_numbers = AnyNumbers()
-
-    def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
-        for call, graph in export(calls):
+            if settings.any_ctx and graph.context["flash_attn"]:
+                graph = with_first_cells(graph)
             # scales of adapters, and numbers of samplers, which follow the model in its graph
-            yield call, any_numbers.of(graph) if settings.lora or call.samplers else graph
+            yield call, with_any_numbers(graph) if settings.lora or call.samplers else graph
 
     return graphs
 
@@ -292,8 +279,7 @@ class _Classes:
     def __init__(self, settings: Settings, keep: bool, causal: bool) -> None:
         self._settings = settings
         self._keep = keep  # graphs, to be cut
-        self._causal = Causal() if causal else None
-        self._streams = Streams()
+        self._causal = causal
         self.cuts: Cuts = {}
         self.graphs: dict[tuple[str, ...], dict[GraphFormula, GraphEntry]] = {}
         self._found: dict[object, _Class] = {}
@@ -309,7 +295,7 @@ class _Classes:
 
     def _with_own_cache(self, call: DecodeCall, graph: Graph) -> Graph:
         one = call.n_seqs == 1 and self._settings.one_apart(bool(graph.context["flash_attn"]))
-        return self._streams.of(graph) if one else graph
+        return with_streams(graph) if one else graph
 
     def _add(self, call: DecodeCall, graph: Graph, *, alone: bool, together: bool) -> None:
         flash = bool(graph.context["flash_attn"])
@@ -324,7 +310,7 @@ class _Classes:
             one.graphs.append(self._for_groups(graph))
 
     def _for_groups(self, graph: Graph) -> Graph:
-        return graph if self._causal is None else self._causal.of(graph)
+        return with_causality(graph) if self._causal else graph
 
     def _kind(self, node: ExportedNode) -> int:
         """The number of a class of equal nodes in one column."""
@@ -373,7 +359,7 @@ class _Classes:
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += alone
                 kernels.append(made[key])
-            if self._causal is not None:
+            if self._causal:
                 kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
             together = [
                 point

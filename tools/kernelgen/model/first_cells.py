@@ -10,34 +10,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelgen.ggml.types import TYPES
-from kernelgen.model.graphs import ExportedNode, Graph, Shape
+from kernelgen.model.graphs import ExportedNode, Graph, Shape, unique
 
 _INTO = 2
 """The source of SET_ROWS to which it writes."""
 
 
-class FirstCells:
-    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
+def with_first_cells(graph: Graph) -> Graph:
+    """Returns a graph whose writes have only the first rows.
 
-    def __init__(self) -> None:
-        self._nodes: dict[tuple[ExportedNode, int], ExportedNode] = {}
-
-    def of(self, graph: Graph) -> Graph:
-        """Returns a graph whose writes have only the first rows.
-
-        A write stays unchanged if a reader of the cache has larger strides than a row: these depend on the cache's length. Values
-        without flash attention have such strides, and caches of several sequences.
-        """
-        nodes, roots = list(graph.nodes), dict(graph.roots)
-        for i, node in enumerate(graph.nodes):
-            n = _rows(graph, i) if node.op == "set_rows" else 0
-            if not n:
-                continue
-            nodes[i] = self._nodes.setdefault((node, n), _with_rows(node, n))
-            root = graph.wires[i].output.root
-            if roots[root].shape == node.output:
-                roots[root] = replace(roots[root], shape=nodes[i].output)
-        return replace(graph, nodes=tuple(nodes), roots=roots)
+    A write stays unchanged if a reader of the cache has larger strides than a row: these depend on the cache's length. Values
+    without flash attention have such strides, and caches of several sequences.
+    """
+    nodes, roots = list(graph.nodes), dict(graph.roots)
+    for i, node in enumerate(graph.nodes):
+        n = _rows(graph, i) if node.op == "set_rows" else 0
+        if not n:
+            continue
+        nodes[i] = _with_rows(node, n)
+        root = graph.wires[i].output.root
+        if roots[root].shape == node.output:
+            roots[root] = replace(roots[root], shape=nodes[i].output)
+    return replace(graph, nodes=tuple(nodes), roots=roots)
 
 
 def _rows(graph: Graph, i: int) -> int:
@@ -70,4 +64,4 @@ def _with_rows(node: ExportedNode, n: int) -> ExportedNode:
     old = node.output
     size = n * old.nb[1]
     output = Shape(old.dtype, (old.ne[0], n, 1, 1), (*old.nb[:2], size, size))
-    return replace(node, inputs=(*node.inputs[:_INTO], output), output=output)
+    return unique(replace(node, inputs=(*node.inputs[:_INTO], output), output=output))

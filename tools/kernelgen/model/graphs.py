@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml import ops as ggml_ops
-from kernelgen.ggml.ops import N_WORDS
+from kernelgen.ggml.ops import N_WORDS, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.spec.op_kernel import KernelSpec
@@ -92,6 +93,12 @@ class ExportedNode:
         return KernelSpec.make(self.op, inputs, output, ggml_ops.op(self.op).decode(self.words), self.alias)
 
 
+@functools.cache
+def unique(node: ExportedNode) -> ExportedNode:
+    """Returns one object for all equal nodes, which the changes of a graph make: as in a reader's graphs, its id stands for it."""
+    return node
+
+
 @dataclass(frozen=True, slots=True)
 class Root:
     """A tensor that is not a view. Other tensors may be views of it.
@@ -168,6 +175,11 @@ class Graph:
     differing: frozenset[int] = frozenset()
     parts: frozenset[int] = frozenset()
 
+    def with_params(self, change: Callable[[ExportedNode], Mapping[str, ParamValue]]) -> Graph:
+        """Returns the graph with other parameters of its nodes, those that `change` returns; the same object if there are none."""
+        nodes = tuple(_with_params(node, params) if (params := change(node)) else node for node in self.nodes)
+        return self if nodes == self.nodes else replace(self, nodes=nodes)
+
     @property
     def is_probe(self) -> bool:
         """Whether no call computes this graph: llama.cpp only calls supports_op with its nodes, before it samples on a device."""
@@ -199,6 +211,11 @@ class ModelHeader:
     recurrent: bool
     description: str = ""
     n_ctx_train: int = 0
+
+
+def _with_params(node: ExportedNode, params: Mapping[str, ParamValue]) -> ExportedNode:
+    op = ggml_ops.op(node.op)
+    return unique(replace(node, words=op.encode({**op.decode(node.words), **params})))
 
 
 def _at(tensors: list[dict[str, Any]], index: int) -> Placement:

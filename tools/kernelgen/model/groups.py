@@ -14,7 +14,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.model import repeats
 from kernelgen.model.formulas import Fitter, Formula
-from kernelgen.model.graphs import Graph, Placement, Shape
+from kernelgen.model.graphs import ExportedNode, Graph, Placement, Shape
 from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, TensorFormula, fit_tensor
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
@@ -30,29 +30,27 @@ def _steps(graph: Graph) -> list[Segment]:
     found: list[Segment] = []
     for segment in repeats.whole(graph):
         parts = [p for p in repeats.layers(graph) if segment.start <= p.start and p.end <= segment.end]
-        counts = [_instructions(graph, part) for part in parts]
+        counts = [sum(map(instructions, graph.nodes[part.start : part.end])) for part in parts]
         if sum(counts) <= MAX_INSTRUCTIONS or sum(map(len, parts)) != len(segment):
             found.append(segment)
             continue
-        instructions = 0
+        total = 0
         for part, count in zip(parts, counts, strict=True):
-            if instructions and instructions + count <= MAX_INSTRUCTIONS:
+            if total and total + count <= MAX_INSTRUCTIONS:
                 found[-1] = Segment(found[-1].start, part.end)
-                instructions += count
+                total += count
             else:
                 found.append(part)
-                instructions = count
+                total = count
     return found
 
 
-def _instructions(graph: Graph, segment: Segment) -> int:
-    count = 0
-    for node in graph.nodes[segment.start : segment.end]:
-        weights = node.inputs[0] if node.inputs else None
-        if weights is not None:
-            quantized = TYPES[weights.dtype].quantized
-            count += products.instructions(node.op, weights.ne, quantized, node.output.ne)
-    return count
+def instructions(node: ExportedNode) -> int:
+    """Returns an estimate of a node's instructions, as in `kernelgen.spec.products`."""
+    weights = node.inputs[0] if node.inputs else None
+    if weights is None:
+        return 0
+    return products.instructions(node.op, weights.ne, TYPES[weights.dtype].quantized, node.output.ne)
 
 
 def _parts(graph: Graph, *, sums: bool) -> list[Segment]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.ggml.types import TYPES
-from kernelgen.model.graphs import ExportedNode, Graph, NodePlacements, Placement, Root, Shape
+from kernelgen.model.graphs import ExportedNode, Graph, NodePlacements, Placement, Root, Shape, unique
 
 _ROWS, _NUMBERS, _INTO = range(3)
 """The sources of SET_ROWS."""
@@ -61,24 +61,19 @@ class _Made:
         return len(self.nodes) - 1
 
 
-class Streams:
-    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
+def with_streams(graph: Graph) -> Graph:
+    """Returns a graph with one attention per sequence; the same graph if it has no attention of several caches."""
+    return split_streams(graph)[0]
 
-    def __init__(self) -> None:
-        self._nodes: dict[ExportedNode, ExportedNode] = {}
 
-    def of(self, graph: Graph) -> Graph:
-        """Returns a graph with one attention per sequence; the same graph if it has no attention of several caches."""
-        return self.split(graph)[0]
-
-    def split(self, graph: Graph, left: Set[int] = frozenset()) -> tuple[Graph, Sequence[int]]:
-        """Returns such a graph, and for each of its nodes the number of the original node. Nodes in `left` are not split."""
-        unfused = list(_unfused(graph, left))
-        caches = dict(_caches(graph, left, unfused))
-        if not caches:
-            return graph, range(len(graph.nodes))
-        splitting = _Splitting(graph, caches, self._nodes, left, unfused)
-        return splitting.run(), splitting.originals
+def split_streams(graph: Graph, left: Set[int] = frozenset()) -> tuple[Graph, Sequence[int]]:
+    """Returns such a graph, and for each of its nodes the number of the original node. Nodes in `left` are not split."""
+    unfused = list(_unfused(graph, left))
+    caches = dict(_caches(graph, left, unfused))
+    if not caches:
+        return graph, range(len(graph.nodes))
+    splitting = _Splitting(graph, caches, left, unfused)
+    return splitting.run(), splitting.originals
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +188,10 @@ class _Splitting:
         self,
         graph: Graph,
         caches: Mapping[int, _Caches],
-        nodes: dict[ExportedNode, ExportedNode],
         left: Set[int],
         unfused: Sequence[_Unfused],
     ) -> None:
-        self._graph, self._caches, self._known, self._left = graph, caches, nodes, left
+        self._graph, self._caches, self._left = graph, caches, left
         self.originals: list[int] = []
         self._made = _Made()
         self._roots = dict(graph.roots)
@@ -247,9 +241,6 @@ class _Splitting:
             return self._write(node, name, wires)
         return node.op == "flash_attn_ext" and self._attend(node, name, wires)
 
-    def _node(self, node: ExportedNode) -> ExportedNode:
-        return self._known.setdefault(node, node)
-
     def _part(self, root: int, begin: int, shape: Shape) -> int:
         """Returns the root of a part of `root`, which is an input of the graph."""
         if (root, begin) not in self._parts:
@@ -282,7 +273,7 @@ class _Splitting:
             output = _matrix(into, n_rows)
             own = self._part(at.root, i * of_each.nb[1], of_each)
             self._made.add(
-                self._node(replace(node, inputs=(_matrix(rows, tokens), of_each, output), output=output)),
+                unique(replace(node, inputs=(_matrix(rows, tokens), of_each, output), output=output)),
                 name,
                 NodePlacements(
                     (Placement(given.root, given.offset + i * tokens * rows.nb[1]), Placement(own, 0), cache), cache
@@ -301,7 +292,7 @@ class _Splitting:
             return False
         parts = [_first(t) for t in (q, k, v, mask)]
         output = _first(node.output)
-        own = self._node(replace(node, inputs=(*parts, *node.inputs[4:]), output=output))
+        own = unique(replace(node, inputs=(*parts, *node.inputs[4:]), output=output))
         results: list[Placement] = []
         for i in range(q.ne[3]):
             caches = []
@@ -336,7 +327,7 @@ class _Splitting:
             last = i == len(results) - 1
             to = place if last else Placement(next(self._number), 0)
             words = (axis, *(0,) * (N_WORDS - 1))
-            concat = self._node(ExportedNode("concat", (shape, output), longer, words, None))
+            concat = unique(ExportedNode("concat", (shape, output), longer, words, None))
             number = self._made.add(concat, name, NodePlacements((joined, result), to))
             self._roots[to.root] = (
                 replace(self._roots[to.root], shape=longer, node=number) if last else Root(name, longer, number, False)
@@ -350,7 +341,7 @@ class _Splitting:
         n = self._graph.nodes[attention.nodes[0]].output.ne[3]
         ends = i == attention.last
         output = _matrix(node.output, node.output.ne[1] // n) if ends else _first(node.output)
-        own = self._node(replace(node, inputs=tuple(t and _first(t) for t in node.inputs), output=output))
+        own = unique(replace(node, inputs=tuple(t and _first(t) for t in node.inputs), output=output))
         results: list[Placement] = []
         for sequence in range(n):
             inputs = tuple(

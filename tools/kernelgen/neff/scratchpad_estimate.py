@@ -12,11 +12,8 @@ of the entry computation that are live at the same time, in its order, without
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 from kernelgen.hlo import proto
-from kernelgen.neff.container import ELEMENT_SIZES
+from kernelgen.hlo.linted import size
 
 _ALIASES = {"reshape", "bitcast", "get-tuple-element", "tuple", "broadcast", "slice", "transpose", "convert"}
 """Instructions that are views of their operands, so they need no memory."""
@@ -62,17 +59,10 @@ def scratchpad_bytes(hlo: bytes) -> int:
     live = most = 0
     for n, i in enumerate(entry.instructions):
         ending = {b for o in i.operand_ids for b in base[o] if last[b] == n} - kept
-        gone = sum(_size(by_id[b].shape) for b in ending)
-        made = _size(i.shape) if base[i.id] == {i.id} and i.id not in kept else 0
+        gone = sum(size(by_id[b].shape) for b in ending)
+        made = size(i.shape) if base[i.id] == {i.id} and i.id not in kept else 0
         if i.opcode in _COMPUTED:  # reads its operands while it writes
             most = max(most, live + made)
         live += made - gone
         most = max(most, live)
     return most
-
-
-def _size(shape: Any) -> int:
-    if shape.tuple_shapes:
-        return sum(map(_size, shape.tuple_shapes))
-    element = ELEMENT_SIZES.get(proto.ELEMENT_TYPES.get(shape.element_type, ""), 4)
-    return element * math.prod(int(n) for n in shape.dimensions)
