@@ -85,7 +85,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.mark.parametrize("flags", [["-O2", "-fPIE", "-pie"], ["-fno-pie", "-no-pie", "-g"]])
 def test_linked_tables_are_those_of_the_pack(kernels: Kernels, tmp_path: Path, flags: list[str]) -> None:
     out = tmp_path / "out"
-    bundle.build(*kernels.arguments, jax_version='0"\\\n?', pack_path=out / "tiny_trn1.kernels.gguf", embed_folder=out)
+    bundle.build(*kernels.arguments, jax_version='0"\\?', pack_path=out / "tiny_trn1.kernels.gguf", embed_folder=out)
     (out / "main.c").write_text(MAIN)
     flags = [*flags, "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}", "-I."]
     run("cc", *flags, "main.c", "tiny_trn1.c", "tiny_trn1.S", "-o", "program", cwd=out)

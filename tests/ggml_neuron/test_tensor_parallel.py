@@ -443,7 +443,7 @@ def test_a_rank_that_fails_is_an_error(
 def test_a_rank_that_does_not_load_does_not_hold_up_the_others(
     programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
 ) -> None:
-    """The other rank waits in nrt_load_collectives for ever, also at the end of the process."""
+    """The other rank waits in nrt_load_collectives forever, also at the end of the process."""
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_SIMULATOR_FAULT="load@2")
     check(got, right)
     assert got.reductions == 2 * 2 * LAYERS

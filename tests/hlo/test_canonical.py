@@ -126,7 +126,7 @@ def test_what_an_op_changes_besides_its_result_is_a_result_of_its_own() -> None:
     [
         (lambda w, m, v: w, "not a tuple of the result, the new input 2, the new input 3"),
         (lambda w, m, v: (w, m), "not a tuple of the result, the new input 2, the new input 3"),
-        (lambda w, m, v: (w, m, v[..., :2]), r"float32\[1, 1, 1, 2\] where the new input 3"),
+        (lambda w, m, v: (w, m, v[..., :2]), r"float32\[1, 1, 1, 2\] as the new input 3"),
     ],
 )
 def test_a_missing_or_wrong_update_is_refused(result, message: str) -> None:  # type: ignore[no-untyped-def]

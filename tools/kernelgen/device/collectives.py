@@ -22,7 +22,7 @@ def _on_all(nrt: Libnrt, function: Callable[[int], T]) -> list[T]:
     """Calls a function on a thread for each rank and returns its results in the order of the ranks.
 
     Raises:
-        StatusError: calls failed, or did not return: if one rank fails, libnrt may let the others wait for ever. It names each of
+        StatusError: calls failed, or did not return: if one rank fails, libnrt may let the others wait forever. It names each of
             them.
     """
     results: dict[int, T] = {}
