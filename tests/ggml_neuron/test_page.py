@@ -96,7 +96,6 @@ def simple(programs: Programs, llama_cpp: Path, program: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
 def test_derive_build_and_run(programs: Programs, exporter: Path, llama_cpp: Path, tmp_path: Path) -> None:
     three = commands("run-a-model", "Derive, build, run")
     assert [re.search(r"kernelgen (\w+)", command)[1] for command in three] == ["model", "build", "simulate"]
