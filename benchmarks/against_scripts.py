@@ -219,7 +219,7 @@ def judge(times: dict[str, list[Timed]]) -> Iterator[figures.Figure]:
                 peer = figures.Peer(other, times[other][min(at, 1)].seconds) if way != other else None
                 what = f"{way}: {case}"
                 direction: figures.Direction = "peer / value"
-                yield figures.Figure(what, t.seconds, "s", timed[0].want, peer, direction, series=way)
+                yield figures.Figure(what, t.seconds, "s", timed[0].want, peer, direction)
             if not is_peer:
                 compiles = figures.Peer(LOOP, times[LOOP][0].want)
                 yield figures.exactly(f"{way}: {case}: compiles", t.compiles, t.want, compiles)

@@ -1,6 +1,6 @@
 """A benchmark's results as values: a figure, its baseline and its limit; their table and JSON.
 
-Every benchmark yields `Figure`s. `main` runs it, or `report` if it has its own arguments; run.py collects the output.
+Every benchmark yields `Figure`s. `main` runs it, or `report` if it has its own arguments.
 This module does not depend on kernelgen.
 """
 
@@ -18,7 +18,7 @@ Direction = Literal["value / peer", "peer / value"]
 UNITS = tuple(
     "s ms µs ns MB MiB KiB bytes kernels nodes ops launches splits lines instructions descriptors errors times 1/s".split()
 )
-"""The allowed units of a figure; results.schema.json has the same list."""
+"""The allowed units of a figure."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,6 @@ class Figure:
         direction: the direction of the ratio. If figure and baseline cover different numbers of kernels, it is the
             ratio of the costs per kernel.
         limit: its limit, if any.
-        series: the name of a series; figures of one series, for several numbers of kernels, form a line in the plot.
 
     Raises:
         ValueError: the unit is not in `UNITS`.
@@ -80,11 +79,10 @@ class Figure:
     peer: Peer | None = None
     direction: Direction = "value / peer"
     limit: Limit | None = None
-    series: str | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise ValueError(f"{self.what}: {self.unit!r} is not a unit of results.schema.json ({', '.join(UNITS)})")
+            raise ValueError(f"{self.what}: {self.unit!r} is not a unit ({', '.join(UNITS)})")
 
     @property
     def ratio(self) -> float | None:
@@ -116,23 +114,7 @@ class Figure:
             "ratio_is": self.direction if self.peer else None,
             "limit": None if self.limit is None else vars(self.limit),
             "met": self.met,
-            "series": self.series,
         }
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Figure:
-        """Returns the figure that `to_json` described; `ratio` and `met` are computed again."""
-        peer, limit = value.get("peer"), value.get("limit")
-        return Figure(
-            value["what"],
-            value["value"],
-            value["unit"],
-            value.get("kernels"),
-            Peer(**peer) if peer else None,
-            value.get("ratio_is") or "value / peer",
-            Limit(**limit) if limit else None,
-            value.get("series"),
-        )
 
 
 HEADER = ("figure", "kernels", "value", "peer", "ratio", "limit", "")
@@ -189,13 +171,14 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 def report(args: argparse.Namespace, measure: Callable[[], Iterable[Figure]]) -> int:
     """Prints figures as they arrive, and writes them to `args.json`; returns the exit status, 1 if a limit is missed."""
     print(line(HEADER))
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for figure in measure():
-        found.append(figure)
+        figures.append(figure)
         print(line(row(figure)), flush=True)
     if args.json:
-        write(args.json, found)
-    return 0 if all(figure.met for figure in found) else 1
+        value = {"figures": [figure.to_json() for figure in figures]}
+        args.json.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    return 0 if all(figure.met for figure in figures) else 1
 
 
 def main(doc: str | None, measure: Callable[[bool], Iterable[Figure]]) -> int:
@@ -207,19 +190,3 @@ def main(doc: str | None, measure: Callable[[bool], Iterable[Figure]]) -> int:
     """
     args = arguments(doc).parse_args()
     return report(args, lambda: measure(args.quick))
-
-
-def write(path: Path, found: Sequence[Figure]) -> None:
-    path.write_text(json.dumps({"figures": [f.to_json() for f in found]}, indent=1, ensure_ascii=False) + "\n")
-
-
-def read(path: Path) -> list[Figure]:
-    """Returns the figures that a benchmark wrote.
-
-    Raises:
-        ValueError: the file is not a benchmark's output.
-    """
-    try:
-        return [Figure.from_json(value) for value in json.loads(path.read_text())["figures"]]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not the figures of a benchmark: {error!r}") from None

@@ -200,13 +200,13 @@ def judge(count: int, cost: Cost, before: tuple[int, Cost] | None, largest: bool
 
     step = cost.step
     late = figures.Limit("value", at_most=SECONDS[step]) if largest and step in SECONDS else None
-    yield figures.Figure(step, cost.seconds, "s", count, peer("seconds"), limit=late, series=f"{step}, s")
+    yield figures.Figure(step, cost.seconds, "s", count, peer("seconds"), limit=late)
     growth = figures.Limit("ratio", at_most=GROWTH) if before else None
     what = f"{step}: CPU time"
-    yield figures.Figure(what, cost.cpu_seconds, "s", count, peer("cpu_seconds"), limit=growth, series=f"{step}, CPU s")
+    yield figures.Figure(what, cost.cpu_seconds, "s", count, peer("cpu_seconds"), limit=growth)
     limit = figures.Limit("value", at_most=PEAK_MB) if cost.own else None
     what = f"{step}: peak memory" + ("" if cost.own else " of the server")
-    yield figures.Figure(what, cost.peak_mb, "MB", count, peer("peak_mb"), limit=limit, series=f"{step}, MB")
+    yield figures.Figure(what, cost.peak_mb, "MB", count, peer("peak_mb"), limit=limit)
 
 
 def measure(sizes: Sequence[int], *, bazel: bool = True, ninja: bool = True) -> Iterator[figures.Figure]:

@@ -62,27 +62,6 @@ def test_counts_are_exact_or_in_a_range(value: int, wanted: int | range, met: bo
     assert figures.exactly("emits", value, wanted).met is met
 
 
-def test_figures_are_handed_over_whole(tmp_path: Path) -> None:
-    found = [
-        Figure(
-            "build", 10.5, "s", 100, Peer("loop", 40.25, 10), "peer / value", Limit("ratio", at_least=2), "build, s"
-        ),
-        Figure("alone", 1, "kernels"),
-    ]
-    figures.write(tmp_path / "f.json", found)
-    assert figures.read(tmp_path / "f.json") == found
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"figures": [{}]}', '{"figures": [{"what": "x", "value": 1, "unit": "s", "limit": {"max": 1}}]}'],
-)
-def test_what_is_not_figures_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "f.json").write_text(text)
-    with pytest.raises(ValueError, match=r"f\.json: not the figures"):
-        figures.read(tmp_path / "f.json")
-
-
 @pytest.mark.parametrize(("value", "status"), [(1.0, 0), (3.0, 1)])
 def test_report_exits_with_1_on_a_miss(
     tmp_path: Path, value: float, status: int, capsys: pytest.CaptureFixture[str]

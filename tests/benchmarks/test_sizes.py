@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import against_scripts
-import figures
 import scale
 import synthetic_kernels
 import usage
@@ -49,12 +48,12 @@ def test_scale_measures_every_step_and_exits_with_1_on_a_miss(tmp_path: Path, mo
     monkeypatch.setattr(sys, "argv", [*arguments, "3", "6"])
     monkeypatch.setattr(scale, "GROWTH", 1000.0)
     assert scale.main() == 0
-    found = figures.read(path)
+    figures = json.loads(path.read_text())["figures"]
     steps = {"plan", "render for Bazel", "write the pack", "write the tree", "open the pack"}
     steps |= {"CMake: configure", "Ninja: null build"}
-    assert {f.what for f in found} == {s + what for s in steps for what in ("", ": CPU time", ": peak memory")}
-    assert [f.kernels for f in found if f.what == "plan"] == [3, 6]
-    assert all(f.value > 0 for f in found)
+    assert {f["what"] for f in figures} == {s + what for s in steps for what in ("", ": CPU time", ": peak memory")}
+    assert [f["kernels"] for f in figures if f["what"] == "plan"] == [3, 6]
+    assert all(f["value"] > 0 for f in figures)
     monkeypatch.setattr(scale, "PEAK_MB", 1.0)
     monkeypatch.setattr(sys, "argv", [*arguments, "3", "--without", "ninja"])
     assert scale.main() == 1
