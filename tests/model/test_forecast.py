@@ -18,8 +18,6 @@ from typing import Any
 import headers
 import pytest
 
-import forecast_models
-from backend_programs import Programs
 from kernelgen import cli, manifest
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
@@ -264,59 +262,6 @@ def test_a_kernel_whose_emitter_refuses_it_is_left_out_with_the_reason(
     found = json.loads(said.out)
     assert [len(found[key]) for key in ("kernels", "without_hlo")] == [1, 1]
     assert "warning: the forecast leaves out a kernel" in said.err and "ValueError: not today" in said.err
-
-
-def test_the_table_of_models_has_each_target_and_number_of_cores_in_the_layouts_that_are_chosen_and_what_was_before(
-    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(forecast_models.Programs, "find", lambda: exporter_programs(exporter))
-    monkeypatch.setattr(forecast_models, "MODELS", {"small": headers.qwen3})
-    monkeypatch.setattr(forecast_models, "SHOWN", ("trn1", "inf2", "trn2"))
-    monkeypatch.setattr(forecast_models, "ROWS", [("small", "F16"), ("small", "Q8_0")])
-    assert forecast_models.main([]) == 0
-    said = capsys.readouterr().out
-    assert "modelled, not measured" in said and "of more than 1 core each does an even part of the work" in said
-    assert forecast_models.main(["--markdown"]) == 0
-    tables = [
-        [[field.strip() for field in line.split("|")[1:-1]] for line in table.splitlines()]
-        for table in capsys.readouterr().out.strip().split("\n\n")
-    ]
-    (head, _, *lines), (sums_head, _, *sums_lines) = tables
-    assert (head, sums_head) == (list(forecast_models.HEADS), list(forecast_models.SUMS_HEADS))
-    assert [line[:3] for line in lines] == [
-        ["small", ftype, target] for ftype in ("F16", "Q8_0") for target in ("trn1, inf2", "trn2")
-    ]
-    for line in lines:
-        assert all(" ms, " in cell and "(" not in cell for cell in line[5:8])
-        # F16 weights were neither dequantized nor multiplied in F32 before
-        assert [line[3], bool(line[9]), bool(line[11])] == (
-            ["bf16", True, True] if line[1] == "Q8_0" else ["", False, False]
-        )
-    assert [line[:4] for line in sums_lines] == [["small", "Q8_0", "trn1, inf2, trn2", "bf16"]]
-    catalog = Catalog([builtin_library()])
-    for row in forecast_models.forecasts("small", "Q8_0", exporter, catalog):
-        one, *_, four = row.token
-        assert (four.cores, row.prompt.n_tokens, row.prompt.cores) == (4, 512, 1)
-        assert [before.cores for before in row.before] == [1, 2, 4]
-        for before, now in zip(row.before, row.token, strict=True):
-            assert before.ms > now.ms
-        for before, now in ((row.before[0], one), (row.prompt_before, row.prompt)):
-            for part in ("tensor", "products")[: 1 + (before is row.prompt_before)]:
-                assert before.part_ms(part) > now.part_ms(part) > 0
-            assert before.part_ms("scalar") > now.part_ms("scalar")
-        assert one.memory.weights > row.before[0].memory.weights
-        for before, now in row.sums:  # the products of attention in F32 are unchanged
-            assert before.gflop > now.gflop >= 0 and 1 < now.gb / before.gb < 2 / (34 / 32)
-        layer, call = row.sums
-        assert all(0 < of.gb < whole.gb for of, whole in zip(layer, call, strict=True))
-    huge = memory.Memory(1 << 40, 0, 1 << 34)
-    for shown in (forecast_models.cell, forecast_models.brief):
-        assert shown(replace(one, memory=huge)) == f"({shown(one)})"
-
-
-def exporter_programs(exporter: Exporter) -> Programs:
-    assert exporter.libraries is not None
-    return Programs(exporter.program, exporter.libraries)
 
 
 RunModel = Callable[..., tuple[int, str, str]]
