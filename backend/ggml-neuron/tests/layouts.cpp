@@ -21,7 +21,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -477,30 +476,6 @@ static void model(ggml_type type) {
     }
 }
 
-// Prints the ms to load a model's tensors of a type from a file of GGML_NEURON_REPACKED, and the ms to load them under
-// names that no file has. Each figure is the least of several runs.
-static void timed(ggml_type type) {
-    const mapped_model file;
-    double             least[2] = { INFINITY, INFINITY };
-    for (int turn = 0; turn < 10; turn++) {
-        tensors                          t;
-        const std::vector<ggml_tensor *> weights = file.tensors_of(type, t.get());
-        t.allocate(extra_buft());
-        const bool named = turn % 2 == 0;
-        const auto begin = std::chrono::steady_clock::now();
-        for (ggml_tensor * w : weights) {
-            const uint8_t * data = file.data(w);
-            if (!named) {
-                ggml_set_name(w, (std::string("not ") + w->name).c_str());
-            }
-            ggml_backend_tensor_set(w, data, 0, ggml_nbytes(w));
-        }
-        const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
-        least[turn % 2]                                       = std::min(least[turn % 2], taken.count());
-    }
-    printf("ms: %.3f %.3f\n", least[0], least[1]);
-}
-
 //
 // products
 //
@@ -751,7 +726,6 @@ int main(int argc, char ** argv) {
         { "memory",       memory                                           },
         { "changed",      changed                                          },
         { "model",        model                                            },
-        { "timed",        timed                                            },
         { "product",      [](ggml_type t) { product_of(t, false, false); } },
         { "experts",      [](ggml_type t) { product_of(t, true, false); }  },
         { "group",        [](ggml_type t) { product_of(t, false, true); }  },
