@@ -6,7 +6,6 @@ and every failure raises `Unavailable`.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import threading
 import time
@@ -40,9 +39,6 @@ PACKAGES = {
     "https": "aiohttp",
 }
 """The package that fsspec needs for each protocol."""
-
-MAX_HEADS = 10_000
-"""Maximum number of entries of a store whose JSON `Shared.heads` reads."""
 
 
 class Unavailable(OSError):
@@ -100,29 +96,6 @@ class Shared:
             fs.pipe_file(f"{root}/{head.key.name}{entry.JSON}", head.encode())
 
         self._limited(write)
-
-    def heads(self) -> list[EntryHead]:
-        """Returns the heads of the first `MAX_HEADS` entries by name that have one.
-
-        Raises:
-            Unavailable: the store can't list its entries, as most HTTP servers can't.
-        """
-
-        def texts() -> list[tuple[str, Any]]:
-            fs, root = self._filesystem()
-            files = {str(path).rpartition("/")[2] for path in fs.ls(root, detail=False)}
-            names = sorted(file.removesuffix(entry.JSON) for file in files if file.endswith(entry.JSON))[:MAX_HEADS]
-            paths = [f"{root}/{name}{entry.JSON}" for name in names]
-            ends = [entry.MAX_JSON] * len(paths)
-            return list(zip(names, fs.cat_ranges(paths, [0] * len(paths), ends, on_error="return"), strict=True))
-
-        heads = []
-        for name, text in self._limited(texts):
-            # The result for an entry that was removed meanwhile is an exception.
-            if isinstance(text, bytes):
-                with contextlib.suppress(DamagedEntry):
-                    heads.append(entry.read_head(text, name))
-        return heads
 
     def _get(self, file: str, limit: int, over: threading.Event) -> bytes | None:
         """Returns a file's bytes; None if there is none. Stops after `limit` bytes, or when the store is too slow."""

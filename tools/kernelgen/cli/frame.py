@@ -48,7 +48,7 @@ GROUPS = MappingProxyType(
         },
         "Inspect files": {
             "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
-            "cache": "Show, prune, verify, export or import the cache of NEFFs.",
+            "cache": "Show, prune or verify the cache of NEFFs.",
         },
         "Single steps of a build, for scripts": {
             "generate": "Write build files for Bazel or CMake.",
