@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 from collections.abc import Callable
@@ -73,18 +72,6 @@ def test_inspect_says_what_a_model_is(kernelgen: Run, tmp_path: Path) -> None:
     )
 
 
-def test_the_command_that_is_named_takes_the_file(
-    kernelgen: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = model(tmp_path / "model.gguf")
-    (line,) = [line for line in kernelgen("validate", file).err.splitlines() if line.startswith("    ")]
-    program, *words = line.partition(" writes ")[0].split()
-    assert program == "kernelgen"
-    monkeypatch.setenv("NEURON_KERNELGEN_EXPORTER", str(tmp_path / "none"))
-    # Without llama.cpp the command gets only this far.
-    assert kernelgen(*words).err.startswith("error: NEURON_KERNELGEN_EXPORTER: there is no program ")
-
-
 @pytest.mark.parametrize("command", ["validate", "inspect"])
 def test_safetensors_and_folders_of_hugging_face_are_known(kernelgen: Run, tmp_path: Path, command: str) -> None:
     folder = tmp_path / "Model"
@@ -137,32 +124,6 @@ def test_a_manifest_that_is_json_is_read(kernelgen: Run, tmp_path: Path) -> None
 
 def _key(name: str) -> bytes:
     return struct.pack("<Q", len(name)) + name.encode()
-
-
-ARCHITECTURE = _key("general.architecture") + struct.pack("<I", 8) + _key("llama")
-
-
-@pytest.mark.parametrize(
-    ("metadata", "kind"),
-    [
-        pytest.param(ARCHITECTURE, ("llama", "model"), id="whole"),
-        pytest.param(ARCHITECTURE[:-1], None, id="cut"),
-        pytest.param(_key("x") + struct.pack("<IIQ", 9, 8, 2**60) + ARCHITECTURE, None, id="too-many-texts"),
-        pytest.param(_key("x") + struct.pack("<IIQ", 9, 5, 2**62) + ARCHITECTURE, None, id="too-many-numbers"),
-        pytest.param(_key("x") + struct.pack("<IQ", 8, 2**63) + ARCHITECTURE, None, id="too-long-a-text"),
-        pytest.param(struct.pack("<Q", 2**63) + ARCHITECTURE, None, id="too-long-a-key"),
-        pytest.param(_key("x") + struct.pack("<I", 77) + ARCHITECTURE, None, id="unknown-type"),
-        pytest.param(_key("x") + struct.pack("<IIQ", 9, 9, 1) + ARCHITECTURE, None, id="array-of-arrays"),
-        pytest.param(
-            _key("x") + struct.pack("<IIQ3I", 9, 4, 3, 1, 2, 3) + ARCHITECTURE, ("llama", "model"), id="after-numbers"
-        ),
-        pytest.param(
-            _key("x") + struct.pack("<IIQ", 9, 8, 1) + _key("abc") + ARCHITECTURE, ("llama", "model"), id="after-texts"
-        ),
-    ],
-)
-def test_hostile_metadata_is_read_in_bounds(metadata: bytes, kind: tuple[str, str] | None) -> None:
-    assert model_files.gguf_kind(io.BytesIO(struct.pack("<IQQ", 3, 0, 2**64 - 1) + metadata)) == kind
 
 
 def test_a_file_that_is_not_a_model_is_left_to_its_reader(tmp_path: Path) -> None:

@@ -9,9 +9,6 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-_PIECE = 1 << 20
-"""Number of elements generated at a time."""
-
 
 def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
     """Returns random values: floats from the normal distribution, integers 0 or 1.
@@ -22,13 +19,9 @@ def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
         seed: equal seeds give equal values.
     """
     rng = np.random.default_rng(seed)
-    values: Array = np.empty(tuple(shape), dtype_of(dtype))
-    flat = values.reshape(-1)
-    # NumPy generates doubles and 64-bit integers: generate at most one piece of them at a time.
-    for begin in range(0, flat.size, _PIECE):
-        piece = flat[begin : begin + _PIECE]
-        piece[:] = rng.integers(0, 2, piece.size) if values.dtype.kind in "iub" else rng.normal(size=piece.size)
-    return values
+    kind = dtype_of(dtype)
+    values: Array = rng.integers(0, 2, shape) if kind.kind in "iub" else rng.normal(size=shape)
+    return values.astype(kind)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
