@@ -203,9 +203,9 @@ def test_the_driver_needs_nothing_but_the_standard_library() -> None:
 
 def test_a_simulated_neff_has_the_bytes_that_its_version_stands_for() -> None:
     # The caches identify a simulated NEFF by the simulator's version: raise it together with this digest.
-    assert simulate.VERSION == "3"
-    made = container.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 3 (jaxlib 0)")
-    assert hashlib.sha256(made).hexdigest() == "634ae124ba160e93af8a8aef61b437de513177b9fd24db619e0b15eed4a88594"
+    assert simulate.VERSION == "4"
+    made = container.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 4 (jaxlib 0)")
+    assert hashlib.sha256(made).hexdigest() == "f5a297f6506353213fd27fc58e71fde6bffbcf5f35e6a74c4762a4b4c7df1af0"
 
 
 def copy_module() -> bytes:

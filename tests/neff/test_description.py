@@ -93,10 +93,9 @@ def test_a_simulated_neff_says_the_same(module: bytes, real_neff: Make, target: 
 def test_members_of_a_simulated_neff_have_the_form_of_a_real_one(module: bytes, real_neff: Make) -> None:
     config = CompileConfig.make("trn2")
     real, simulated = real_neff(module, "trn2", 2), container.write_simulated(module, config.flags(), "simulator 3")
-    for name in ("info.json", "kelf-0.json", "neff.json", "sg00/def.json", "sg01/tensor_map.json"):
+    for name in ("info.json", "kelf-0.json", "sg00/def.json", "sg01/tensor_map.json"):
         theirs, ours = member(real, name), member(simulated, name)
         assert ours.keys() <= theirs.keys()
-    assert member(simulated, "neff.json") == member(real, "neff.json")
     assert member(simulated, "kelf-0.json") == member(real, "kelf-0.json")
     tensor = member(simulated, "sg00/tensor_map.json")["input1"]
     assert tensor == member(real, "sg00/tensor_map.json")["input1"]
@@ -181,13 +180,6 @@ def test_the_hash_is_the_md5_up_to_2_14_and_unknown_afterwards(module: bytes, re
     ]
 
 
-def test_two_compiles_are_never_byte_equal(module: bytes, real_neff: Make) -> None:
-    one, two = real_neff(module, "trn1", 1), real_neff(module, "trn1", 1)
-    assert one != two and description.describe(one).tensors == description.describe(two).tensors
-    assert len(one) % 10240 == 1024 and one[1028:1032] != bytes(4), "a gzip with a time, filled up to blocks of a tar"
-    assert real_neff(module, "trn1", 1, steady=True) == real_neff(module, "trn1", 1, steady=True)
-
-
 @pytest.mark.parametrize(
     "members, message",
     [
@@ -196,7 +188,6 @@ def test_two_compiles_are_never_byte_equal(module: bytes, real_neff: Make) -> No
         ({"sg00_def_json": None}, "it has no sg00/def.json"),
         ({"sg00_tensor_map_json": None}, "it has no sg00/tensor_map.json"),
         ({"info_json": b"{"}, "info.json is not JSON"),
-        ({"info_json": b"[" * 100_000}, "info.json is not JSON"),
         ({"info_json": []}, "info.json is not an object"),
         ({"info_json": {}}, "'tool_version' is missing"),
         ({"info_json": {"tool_version": 2}}, "not text, or missing"),
@@ -214,22 +205,6 @@ def test_unreadable_parts_are_reported(module: bytes, real_neff: Make, members: 
     with pytest.raises(KernelgenError, match=r"x\.neff: damaged NEFF") as caught:
         description.describe(data, source="x.neff")
     assert message in str(caught.value)
-
-
-def test_damage_anywhere_in_a_gzip_is_noticed(module: bytes, real_neff: Make) -> None:
-    data = real_neff(module, "trn1", 1)
-    end = len(data.rstrip(b"\0"))
-    for at in range(1024 + 10, end, 97):
-        broken = bytearray(data)
-        broken[at] ^= 4
-        with pytest.raises(KernelgenError, match="damaged NEFF"):
-            description.describe(bytes(broken))
-
-
-def test_a_text_that_is_too_large_is_refused(module: bytes, real_neff: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(description, "MAX_TEXT", 200)
-    with pytest.raises(KernelgenError, match="claims"):
-        description.describe(real_neff(module, "trn1", 1))
 
 
 def test_the_double_says_of_hlo_what_kernelgen_says(module: bytes, real_neff: Make) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import json
 import random
 import struct
 import tarfile
@@ -17,7 +16,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
-from kernelgen.neff import container, description
+from kernelgen.neff import container
 from kernelgen.spec.op_kernel import KernelSpec
 
 T = TensorDesc.parse
@@ -139,7 +138,6 @@ def test_payload_is_a_tar_without_time_or_owner(simulated: bytes) -> None:
         "hlo_module.pb",
         "info.json",
         "kelf-0.json",
-        "neff.json",
         "sg00/def.json",
         "sg00/tensor_map.json",
         "sg01/def.json",
@@ -176,19 +174,12 @@ def test_real_header(version: int) -> None:
     assert container.payload_digest(data, header) == "MD5"
     assert container.payload_digest(data + b"x", header) is None
     assert not header.simulated
-    assert container.members(data) == {"sg00/def.json": 2}
     assert container.unpack(data) == {"sg00/def.json": b"{}"}
 
 
 def test_a_real_neff_is_not_for_the_simulator() -> None:
     with pytest.raises(KernelgenError, match=r"x\.neff: a NEFF for a Neuron device, which the simulator"):
         container.read_simulated(real(), source="x.neff")
-
-
-def test_text_without_an_end() -> None:
-    data = bytearray(real())
-    data[40:168] = b"\xff" * 128
-    assert container.read_header(bytes(data)).build_version == "\ufffd" * 128
 
 
 @pytest.mark.parametrize("which", ["simulated", "real"])
@@ -219,19 +210,6 @@ def reseal(data: bytes, payload: bytes) -> bytes:
     return bytes(header) + payload
 
 
-def test_a_good_digest_over_bad_content(simulated: bytes) -> None:
-    """A payload with a right digest is not trusted: anyone can compute the digest."""
-    chance = random.Random(5)
-    for _ in range(1000):
-        payload = bytearray(simulated[1024:])
-        for _ in range(chance.choice((1, 3, 20))):
-            payload[chance.randrange(len(payload))] = chance.randrange(256)
-        try:
-            container.read_simulated(reseal(simulated, bytes(payload)))
-        except KernelgenError as error:
-            assert "NEFF" in str(error)
-
-
 def payload_with(**members: bytes) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
@@ -242,59 +220,10 @@ def payload_with(**members: bytes) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "made", [b"{}", b"[]", b'{"hlo_sha256":"00"}', b"[" * 100_000, b"\xff", b"7", b'{"hlo_sha256":7}', b"null"]
-)
+@pytest.mark.parametrize("made", [b"{}", b"[]", b'{"hlo_sha256":"00"}', b"\xff", b"7", b'{"hlo_sha256":7}', b"null"])
 def test_bad_members(simulated: bytes, made: bytes) -> None:
     with pytest.raises(KernelgenError, match="damaged simulated NEFF"):
         container.read_simulated(reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")))
-
-
-def test_a_member_that_is_not_hlo(simulated: bytes) -> None:
-    made = json.dumps({"hlo_sha256": hashlib.sha256(b"x").hexdigest()}).encode()
-    with pytest.raises(KernelgenError, match=r"x\.neff: not a serialized HloModuleProto"):
-        container.read_simulated(
-            reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")), source="x.neff"
-        )
-
-
-def test_missing_member(simulated: bytes) -> None:
-    with pytest.raises(KernelgenError, match=r"damaged simulated NEFF: KeyError: 'simulated\.json'"):
-        container.read_simulated(reseal(simulated, payload_with(hlo_module_pb=b"x")))
-
-
-def test_a_member_that_claims_terabytes(simulated: bytes) -> None:
-    member = tarfile.TarInfo("hlo_module.pb")
-    member.size = 2**42
-    with pytest.raises(KernelgenError, match="claims 4398046511104 bytes"):
-        container.unpack(reseal(simulated, member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
-
-
-def tar_header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:
-    member = tarfile.TarInfo(name)
-    member.size, member.type = size, kind
-    return member.tobuf(tarfile.GNU_FORMAT)
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        (tar_header("a", 1 << 25) + bytes(1 << 25), "unpacks to more than 16777216 bytes"),
-        (tar_header("a", 1 << 21, tarfile.XHDTYPE) + bytes(1 << 21), "a header of 2097152 bytes"),
-        (tar_header("a") * 20_000, "more than 16384 members"),
-        ((tar_header("a", 9, tarfile.GNUTYPE_LONGNAME) + b"a" * 512) * 2000, "recursion"),
-        (tar_header("sg00/def.json", 1 << 20) + bytes(1 << 20), "sg00/def.json claims 1048576 bytes"),
-        (b"".join(tar_header(f"{n}/def.json", 60_000) + bytes(60_416) for n in range(2)), "1/def.json claims"),
-    ],
-    ids=["file", "extended header", "members", "nested headers", "text", "texts"],
-)
-def test_a_small_gzip_that_unpacks_to_much_is_refused(
-    payload: bytes, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(container, "MAX_UNPACKED", 1 << 24)
-    monkeypatch.setattr(description, "MAX_TEXT", 100_000)
-    with pytest.raises(KernelgenError, match=message):
-        description.describe(real(gzip.compress(payload + bytes(1024))))
 
 
 def test_another_version(simulated: bytes) -> None:
@@ -302,11 +231,3 @@ def test_another_version(simulated: bytes) -> None:
     data[32] = 4
     with pytest.raises(KernelgenError, match="a simulated NEFF of version 4; this kernelgen reads 3"):
         container.read_simulated(bytes(data))
-
-
-def test_json_is_canonical(simulated: bytes) -> None:
-    files = container.unpack(simulated, only=lambda name: name.endswith(".json"))
-    assert len(files) == 8
-    for data in files.values():
-        text = data.decode()
-        assert text == json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))

@@ -346,7 +346,7 @@ def _head(path: Path) -> bytes:
 
 def _neff(data: bytes, source: str) -> dict[str, Any]:
     header = container.read_header(data, source=source)
-    members = container.members(data, source=source)
+    members = {name: len(content) for name, content in container.unpack(data, source=source).items()}
     what: dict[str, Any] = {"path": source, "kind": "neff", "simulated": header.simulated}
     try:
         said = description.describe(data, source=source)

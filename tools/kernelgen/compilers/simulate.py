@@ -10,7 +10,7 @@ from kernelgen.hlo.cpu import check_compiles
 from kernelgen.hlo.custom_calls import TARGET
 from kernelgen.neff import container
 
-VERSION = "3"
+VERSION = "4"
 """Version of the simulator's NEFFs. Raise it when the same HLO gives other bytes; a test compares one NEFF's bytes."""
 
 

@@ -22,9 +22,8 @@ import math
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,8 +49,6 @@ INFO_MEMBER = "info.json"
 """The member with the compiler of a NEFF."""
 KELF_MEMBER = "kelf-0.json"
 """The member with the device of a NEFF, and the definition of each physical core's program."""
-GRAPH_MEMBER = "neff.json"
-"""The member with the call and its tensors: a graph in TVM's form."""
 DEFINITION = "def.json"
 """In the folder of a physical core: its tensors, by name, with their sizes."""
 TENSOR_MAP = "tensor_map.json"
@@ -77,15 +74,6 @@ DEVICES: Mapping[str, str] = MappingProxyType(
 """The device's name in a NEFF, by neuronx-cc's `--target`."""
 
 PLAIN, GZIP = 1, 2
-
-MAX_UNPACKED = 1 << 31
-"""Maximum bytes of a payload after gzip: far more than any NEFF has."""
-
-MAX_MEMBERS = 1 << 14
-"""Maximum members of a payload; the NEFFs that are available have fewer than 100."""
-
-_READ = 1 << 20
-"""Maximum bytes that are read of a payload at once."""
 
 # pkg_version, header_size, data_size, neff_version major and minor, build_version, num_tpb, hash, uuid, name,
 # requested_tpb_count, tpb_per_node, feature_bits, lnc_size, pad.
@@ -364,7 +352,6 @@ def description_members(
         cores: physical cores of a logical core.
         name: the NEFF's name.
     """
-    inputs, outputs = ([t for t in tensors if t.usage == usage] for usage in ("in", "out"))
     graphs = [f"sg{core:02}" for core in range(cores)]
     members: dict[str, dict[str, Any]] = {
         INFO_MEMBER: {
@@ -380,7 +367,6 @@ def description_members(
             "version": "0.5",
             "target": DEVICES.get(target, target),
         },
-        GRAPH_MEMBER: _graph(inputs, outputs),
     }
     usages = {"in": "input", "out": "output"}
     for graph in graphs:
@@ -395,41 +381,6 @@ def description_members(
         }
         members[f"{graph}/{TENSOR_MAP}"] = {t.name: _mapped(t, usages[t.usage]) for t in tensors}
     return members
-
-
-def _graph(inputs: Sequence[NeffTensor], outputs: Sequence[NeffTensor]) -> dict[str, Any]:
-    """Returns `neff.json`: a node for each input, and a node that calls the device's code with them."""
-    tensors = [*inputs, *outputs]
-    types, shapes = [_neff_type(t)[0] for t in tensors], [list(_neff_type(t)[1]) for t in tensors]
-    call: dict[str, Any] = {
-        "op": "tvm_op",
-        "name": "sg_coreV10",
-        "attrs": {
-            "func_name": "__kelf",
-            "flatten_data": "0",
-            "num_inputs": str(len(inputs)),
-            "kelf": KELF_MEMBER,
-            "num_outputs": str(len(outputs)),
-        },
-        "inputs": [[number, 0, 0] for number in range(len(inputs))],
-        "output_names": [t.name for t in outputs],
-    }
-    nodes = [{"op": "null", "name": t.name, "inputs": [], "output_names": [t.name], "is_param": "0"} for t in inputs]
-    signature = {
-        t.name: {"id": number, "dtype": types[number], "shape": shapes[number]} for number, t in enumerate(inputs)
-    }
-    return {
-        "nodes": [*nodes, call],
-        "arg_nodes": list(range(len(inputs))),
-        "heads": [[len(inputs), number, 0] for number in range(len(outputs))],
-        "attrs": {
-            "shape": ["list_shape", shapes],
-            "storage_id": ["list_int", list(range(len(tensors)))],
-            "dltype": ["list_str", types],
-        },
-        "node_row_ptr": [*range(len(inputs) + 1), len(tensors)],
-        "metadata": {"signatures": {"default": {"inputs": signature, "outputs": {}}}},
-    }
 
 
 def _mapped(tensor: NeffTensor, kind: str) -> dict[str, Any]:
@@ -479,7 +430,7 @@ def read_simulated(data: bytes, *, source: str = "NEFF") -> Simulated:
         info = json.loads(members[SIMULATED_MEMBER])
         hlo = members[HLO_MEMBER]
         stated = info["hlo_sha256"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise KernelgenError(f"{source}: damaged simulated NEFF: {type(error).__name__}: {error}") from None
     if hashlib.sha256(hlo).hexdigest() != stated:
         raise KernelgenError(
@@ -489,91 +440,36 @@ def read_simulated(data: bytes, *, source: str = "NEFF") -> Simulated:
     return Simulated(header, hlo, tensors, info)
 
 
-def members(data: bytes, *, source: str = "NEFF") -> dict[str, int]:
-    """Returns name and size of the files in a NEFF's payload, in their order, without unpacking them.
-
-    Raises:
-        KernelgenError: not a NEFF, or the payload is not a tar.
-    """
-    return {member.name: member.size for _, member in _walk(data, source)}
-
-
-def unpack(
-    data: bytes, *, source: str = "NEFF", only: Callable[[str], bool] = lambda name: True, limit: int = MAX_UNPACKED
-) -> dict[str, bytes]:
-    """Returns the files in a NEFF's payload by name. Nothing is written to disk.
+def unpack(data: bytes, *, source: str = "NEFF", only: Callable[[str], bool] = lambda name: True) -> dict[str, bytes]:
+    """Returns the files in a NEFF's payload by name, after reading it to its end: a gzip's end shows whether it is whole.
 
     Args:
         data: the NEFF.
         source: its name in errors.
         only: selects files to return, by name; others are skipped.
-        limit: maximum bytes of the returned files together.
 
     Raises:
-        KernelgenError: not a NEFF, the payload is not a tar or unpacks to more than `MAX_UNPACKED` bytes, or files in it are
-            larger than the NEFF, or than `limit`.
+        KernelgenError: not a NEFF, or the payload is not a tar.
     """
+    read_header(data, source=source)
+    payload: Any = io.BytesIO(data[HEADER_SIZE:])
+    if _is_gzip(data):
+        payload = gzip.GzipFile(fileobj=payload)
     files = {}
-    left = limit
-    plain = not _is_gzip(data)
-    for tar, member in _walk(data, source):
-        if not only(member.name):
-            continue
-        # A few bytes of tar can claim terabytes (sparse files, sizes in extended headers).
-        if member.issparse() or member.size > (min(len(data), left) if plain else left):
-            raise KernelgenError(f"{source}: damaged NEFF: {member.name} claims {member.size} bytes")
-        try:
-            file = tar.extractfile(member)
-            assert file is not None  # None is for members that are not files
-            files[member.name] = b"".join(iter(partial(file.read, _READ), b""))
-        except _TAR_ERRORS as error:
-            raise KernelgenError(f"{source}: damaged NEFF: {member.name} cannot be read: {error}") from None
-        left -= member.size
+    try:
+        with tarfile.open(fileobj=payload, mode="r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if only(member.name) else None
+                if file is not None:  # None is for members that are not files
+                    files[member.name] = file.read()
+        payload.read()
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+        raise KernelgenError(f"{source}: damaged NEFF: the payload is not a tar: {error}") from None
     return files
-
-
-# Exceptions that tarfile, gzip and zlib raise for invalid bytes; tarfile calls itself for each extended header.
-_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError, zlib.error)
-
-
-class _Unpacked(gzip.GzipFile):
-    """A gzip of at most `MAX_UNPACKED` bytes, which are read in parts: a small file can unpack to any number of bytes."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or not 0 <= size <= _READ:  # an extended header, which tarfile reads at once
-            raise OSError(f"a header of {size} bytes")
-        if self.tell() > MAX_UNPACKED:
-            raise OSError(f"it unpacks to more than {MAX_UNPACKED} bytes")
-        return super().read(size)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        # gzip's own `seek` reads in much smaller parts. (`tell` is a seek from the current place.)
-        while whence == io.SEEK_SET and self.tell() < offset and self.read(min(offset - self.tell(), _READ)):
-            pass
-        return super().seek(offset, whence)
 
 
 def _is_gzip(data: bytes) -> bool:
     return data[HEADER_SIZE : HEADER_SIZE + 2] == b"\x1f\x8b"
-
-
-def _walk(data: bytes, source: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yields the files of the payload, and reads it to its end: a gzip's end shows whether it is whole."""
-    read_header(data, source=source)
-    payload: Any = io.BytesIO(data[HEADER_SIZE:])
-    if _is_gzip(data):
-        payload = _Unpacked(fileobj=payload)
-    try:
-        with tarfile.open(fileobj=payload, mode="r:") as tar:
-            for number, member in enumerate(tar):
-                if number == MAX_MEMBERS:  # tarfile keeps every one
-                    raise OSError(f"it has more than {MAX_MEMBERS} members")
-                if member.isfile():
-                    yield tar, member
-        while payload.read(_READ):
-            pass
-    except _TAR_ERRORS as error:
-        raise KernelgenError(f"{source}: damaged NEFF: the payload is not a tar: {error}") from None
 
 
 def _tar(members: dict[str, bytes]) -> bytes:

@@ -22,9 +22,6 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.neff import container
 from kernelgen.neff.container import DEVICES, Header, NeffTensor
 
-MAX_TEXT = 1 << 26
-"""Maximum bytes of these members together; the largest available one has 1.5 million."""
-
 FEATURES = {
     0x4: "custom ops",
     0x100: "bound check of indirect copies",
@@ -96,14 +93,14 @@ def describe(data: bytes, *, source: str = "NEFF") -> NeffDescription:
             (f"/{container.DEFINITION}", f"/{container.TENSOR_MAP}")
         )
 
-    files = container.unpack(data, source=source, only=wanted, limit=MAX_TEXT)
+    files = container.unpack(data, source=source, only=wanted)
 
     def member(name: str) -> dict[str, Any]:
         if name not in files:
             raise KernelgenError(f"{source}: damaged NEFF, or of an unknown form: it has no {name}")
         try:
             value = json.loads(files[name])
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise KernelgenError(f"{source}: damaged NEFF: {name} is not JSON: {error}") from None
         if not isinstance(value, dict):
             raise KernelgenError(f"{source}: damaged NEFF: {name} is not an object")
