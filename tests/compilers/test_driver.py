@@ -86,18 +86,6 @@ def test_the_log_is_in_the_file_that_is_named_and_names_no_place(
     assert str(tmp_path) not in log.read_text()
 
 
-def test_a_log_that_is_requested_is_empty_when_the_cache_has_the_neff(
-    install: Install, module: bytes, tmp_path: Path
-) -> None:
-    program = install(print="said", record=str(tmp_path / "record"))
-    cache(program, tmp_path, NEURON_KERNELGEN_NEFF_CACHE=str(tmp_path / "cache"))
-    log = tmp_path / "kept.log"
-    assert run(program, tmp_path, module, f"--log={log}").returncode == 0
-    assert log.read_text().endswith("\nsaid\n")
-    assert run(program, tmp_path, module, f"--log={log}").returncode == 0
-    assert (log.read_text(), runs(tmp_path)) == ("", 1)
-
-
 def test_another_version_of_the_compiler_is_refused(install: Install, module: bytes, tmp_path: Path) -> None:
     done = run(install(), tmp_path, module, identity="neuronx-cc 9")
     assert done.returncode == 1
@@ -184,21 +172,6 @@ def meaning(source: str) -> str:
 def test_a_copy_without_comments_means_the_same(name: str) -> None:
     source = (DRIVER.parents[1] / name).read_text()
     assert meaning(without_comments(source)) == meaning(source)
-
-
-def test_the_list_of_copies_is_the_build_files() -> None:
-    text = (DRIVER.parents[1] / "BUILD.bazel").read_text()
-    step = text.partition('name = "simulate"')[2].partition("module =")[0]
-    steps = text.partition("_STEP = [")[2].partition("]")[0]
-    listed = {word for word in (step + steps).split('"') if word.endswith(".py")}
-    assert {*listed, "compilers/neuronx_cc_driver.py"} == set(COPIED)
-
-
-def test_the_driver_needs_nothing_but_the_standard_library() -> None:
-    tree = ast.parse(DRIVER.read_text())
-    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
-    assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
 
 
 def test_a_simulated_neff_has_the_bytes_that_its_version_stands_for() -> None:

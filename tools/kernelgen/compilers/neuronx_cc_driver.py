@@ -47,16 +47,13 @@ CACHE = "neff-cache"
 NO_CACHE = 75
 """The exit status of that program if the cache is unusable (`EX_TEMPFAIL`)."""
 
-LOG_HEAD, LOG_TAIL = 16 * 1024, 48 * 1024
-"""Bytes kept of a successful compile's log: from its beginning and from its end."""
-
 TAIL_LINES = 20
 TAIL_BYTES = 64 * 1024
 VERSION_TIMEOUT = 120.0
 """Time limit of `--version` in seconds; the program is slow to start from a cold disk."""
 
-POLL_SECONDS = 0.1
-"""Seconds between two memory checks; longer where a check takes long because the machine runs very many processes."""
+POLL_SECONDS = 0.5
+"""Seconds between two memory checks."""
 
 _BANNER = re.compile(r"NeuronX Compiler version (\S+)")
 
@@ -98,9 +95,7 @@ def compile_hlo(
     """Compiles HLO and returns the NEFF.
 
     After a failure, the HLO and the log stay in `<log_dir>/<neff>.failed`; the error names them and the command to repeat the
-    compile. The memory limit applies to the sum over the session's processes, checked ten times a second. Shared pages count once
-    if the kernel reports them, and a check can miss a short peak. A process that starts its own session does not count, and
-    without /proc there is no memory limit.
+    compile. The memory limit applies to the sum over the session's processes, checked twice a second, so it can miss a short peak.
 
     Args:
         hlo: a serialized HloModuleProto.
@@ -133,7 +128,7 @@ def compile_hlo(
         problem, advice = _judge(end, output, _tail(printed), timeout, memory_mb)
         if problem is None:
             if log is not None:
-                text = _bounded(printed)
+                text = printed.read_bytes()
                 for path, name in ((str(scratch), "."), (shlex.quote(words[0]), NAME), (words[0], NAME)):
                     text = text.replace(path.encode(), name.encode())
                 log.write_bytes(text)
@@ -228,28 +223,21 @@ def _run(
     finally:
         os.close(lifeline)  # the watchman holds it
     deadline = None if timeout is None else time.monotonic() + timeout
-    killed, used, poll = "", 0, POLL_SECONDS
+    killed, used = "", 0
     try:
-        while True:
-            wait = poll if memory_mb is not None else None
+        while not killed:
+            wait = None if memory_mb is None else POLL_SECONDS
             if deadline is not None:
                 left = max(0.0, deadline - time.monotonic())
                 wait = left if wait is None else min(wait, left)
             try:
                 return _End(process.wait(wait))
             except subprocess.TimeoutExpired:
+                used = 0 if memory_mb is None else _memory(process.pid)
                 if deadline is not None and time.monotonic() >= deadline:
                     killed = "time"
-                    break
-                if memory_mb is not None:
-                    begun = time.monotonic()
-                    used = _memory(process.pid, memory_mb)
-                    # With many processes a check takes long: limit checks to about a twentieth of the time, but at least one a
-                    # second.
-                    poll = min(1.0, max(POLL_SECONDS, 20 * (time.monotonic() - begun)))
-                    if used > memory_mb:
-                        killed = "memory"
-                        break
+                elif memory_mb is not None and used > memory_mb:
+                    killed = "memory"
     finally:
         # Also kill processes that the compiler left running, and the watchman.
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -259,43 +247,16 @@ def _run(
     return _End(process.returncode, killed, used)
 
 
-def _memory(session: int, budget: int) -> int:
-    """Returns the memory in MiB that the processes of a session use.
-
-    Sums the resident sizes first, which is fast but counts shared pages more than once. Only if that exceeds the budget, it
-    reads the proportional sizes.
-    """
-    pids, pages = [], 0
-    for entry in _processes():
-        try:
-            stat = (entry / "stat").read_text()
-        except OSError:  # ended meanwhile
-            continue
-        fields = stat.rpartition(")")[2].split()  # the process name before ")" may contain anything
-        if int(fields[3]) == session:
-            pids.append(entry)
-            pages += int(fields[21])
-    resident = pages * os.sysconf("SC_PAGE_SIZE") >> 20
-    if resident <= budget:
-        return resident
-    proportional = 0
-    for entry in pids:
-        try:
-            text = (entry / "smaps_rollup").read_text()
-        except OSError:
-            continue
-        match = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
-        if not match:
-            return resident  # without proportional sizes, an overestimate is better than exhausted memory
-        proportional += int(match[1])
-    return proportional >> 10
-
-
-def _processes() -> list[Path]:
-    try:
-        return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    except OSError:
-        return []
+def _memory(session: int) -> int:
+    """Returns the memory in MiB that the processes of a session use: proportional sizes, which count shared pages once."""
+    used = 0
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()  # the process name may contain anything
+            if int(fields[3]) == session:
+                pss = re.search(r"^Pss:\s+(\d+) kB", (entry / "smaps_rollup").read_text(), re.MULTILINE)
+                used += int(pss[1]) if pss else 0
+    return used >> 10
 
 
 def _judge(
@@ -379,20 +340,6 @@ def _tail(log: Path) -> list[str]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     # Strip control characters (colours, a terminal's title): they must not reach the user's terminal.
     return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f]", "", line)[:400] for line in lines[-TAIL_LINES:]]
-
-
-def _bounded(log: Path) -> bytes:
-    """Returns a log; of a long one, whole lines of its beginning and end, with the number of omitted bytes between them."""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        if size <= LOG_HEAD + LOG_TAIL:
-            return file.read()
-        head = file.read(LOG_HEAD)
-        file.seek(size - LOG_TAIL)
-        tail = file.read()
-    head, tail = head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
-    return head + f"[{size - len(head) - len(tail)} bytes left out]\n".encode() + tail
 
 
 def _keep(scratch: Path, kept: Path) -> None:
