@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,18 +26,6 @@ TOOLS = Path(__file__).absolute().parents[2] / "tools"
 """Links are not resolved: Bazel puts bytecode beside the links."""
 
 TRN1 = CompileConfig.make("trn1")
-
-
-@contextlib.contextmanager
-def little_memory() -> Iterator[None]:
-    """Limits this process to one more gibibyte: reading a file of 300 GiB fails, without harm to the machine."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -19,22 +18,14 @@ class Store:
         requests: (method, path) of every request.
         status: the status of all answers to a method.
         delay: seconds before every answer.
-        trickle: seconds between the bytes of an answer to GET.
         cut: the number of bytes that are sent of an answer.
-        endless: send zeros after the body, without a length in the header.
-        promised: the length in the header of an answer to GET, instead of the body's.
-        sent: bytes sent in endless answers.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     status: dict[str, int] = field(default_factory=dict)
     delay: float = 0.0
-    trickle: float = 0.0
     cut: int | None = None
-    endless: bool = False
-    promised: int | None = None
-    sent: int = 0
 
     def __post_init__(self) -> None:
         store = self
@@ -44,27 +35,11 @@ class Store:
 
             def answer(self, status: int, data: bytes = b"") -> None:
                 self.send_response(status)
-                if store.endless and self.command == "GET":
-                    self.send_header("Connection", "close")
-                    self.end_headers()
-                    self.close_connection = True
-                    self.wfile.write(data)
-                    zeros = bytes(1 << 16)
-                    while not store.stopped.is_set():
-                        self.wfile.write(zeros)
-                        store.sent += len(zeros)
-                    return
-                length = len(data) if store.promised is None or self.command != "GET" else store.promised
-                self.send_header("Content-Length", str(length))
+                self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 if store.cut is not None:
                     data, self.close_connection = data[: store.cut], True
-                if store.trickle:
-                    for n in range(len(data)):
-                        self.wfile.write(data[n : n + 1])
-                        time.sleep(store.trickle)
-                else:
-                    self.wfile.write(data)
+                self.wfile.write(data)
 
             def handle_one(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)

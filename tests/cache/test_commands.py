@@ -106,15 +106,15 @@ def test_verify_names_and_keeps_what_it_cannot_read(
     run: Run, folder: Folder, neffs: Neffs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = {folder.path(neffs[n][0].name): number for n, number in enumerate((errno.EACCES, errno.EIO, errno.ESTALE))}
-    open_file = os.open
+    read_bytes = Path.read_bytes
 
-    def refuse(path: Path, *arguments: int, **more: int) -> int:
+    def refuse(path: Path) -> bytes:
         if path in errors:
             raise OSError(errors[path], os.strerror(errors[path]), str(path))
-        return open_file(path, *arguments, **more)
+        return read_bytes(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
+        patch.setattr(Path, "read_bytes", refuse)
         done = run("cache", "verify")
         assert "  3 entries damaged or unreadable" in run("cache", "info").out
     lines = {f"{path}: it can't be read and stays: {os.strerror(number)}" for path, number in errors.items()}

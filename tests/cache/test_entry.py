@@ -19,10 +19,7 @@ FILES = {f"{NAME}.json": HEAD.encode(), f"{NAME}.neff": NEFF}
 
 
 def read(files: dict[str, bytes], name: str = NAME) -> tuple[EntryHead, bytes] | None:
-    def get(file: str, limit: int) -> bytes | None:
-        return files[file][: limit + 1] if file in files else None
-
-    return entry.read(get, name)
+    return entry.read(files.get, name)
 
 
 def test_name_depends_on_hlo_compiler_flags_and_target() -> None:
@@ -69,7 +66,6 @@ def replaced(old: bytes, new: bytes) -> dict[str, bytes]:
         (replaced(b"trn1", b"trn2"), "is that of the entry"),
         (replaced(b"neuronx-cc 2", b"neuronx-cc 3"), "is that of the entry"),
         (replaced(b'"size": 9', b'"size": 8'), "does not have the digest"),
-        (replaced(b'"size": 9', b'"size": 999999999999'), "claims a NEFF of 999999999999 bytes"),
         (replaced(b"431", b"1e400"), "is damaged: OverflowError"),
         (replaced(b"431", b'"soon"'), "is damaged: ValueError"),
     ],

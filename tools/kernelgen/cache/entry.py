@@ -1,8 +1,7 @@
 """An entry of a cache: `<key>.neff`, a NEFF, and `<key>.json`, its key and its digest. <key> is the name of the key.
 
 A writer writes the NEFF first. A reader reads the JSON first: it gives the NEFF's size and digest, so the reader detects a damaged
-NEFF and a NEFF of another writer, and reads no more than it should. The name is the digest of the key, so the reader also detects a
-changed key.
+NEFF and a NEFF of another writer. The name is the digest of the key, so the reader also detects a changed key.
 """
 
 from __future__ import annotations
@@ -17,12 +16,6 @@ from kernelgen.neff.identity import NeffKey
 
 JSON, NEFF = ".json", ".neff"
 """Suffixes of an entry's files."""
-
-MAX_JSON = 1 << 16
-"""Maximum bytes of an entry's JSON."""
-
-MAX_NEFF = 1 << 31
-"""Maximum bytes of an entry's NEFF: far larger than any."""
 
 _FILE = re.compile(r"([0-9a-f]{64})\.(?:json|neff)")
 
@@ -87,30 +80,28 @@ def read_head(text: bytes, name: str) -> EntryHead:
             int(neff["size"]),
             None if seconds is None else int(seconds),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedEntry(f"its {JSON} is damaged: {type(error).__name__}") from None
     if head.key.name != name:
         raise DamagedEntry(f"its {JSON} is that of the entry {head.key.name}")
-    if not 0 <= head.size <= MAX_NEFF:
-        raise DamagedEntry(f"its {JSON} claims a NEFF of {head.size} bytes")
     return head
 
 
-def read(get: Callable[[str, int], bytes | None], name: str) -> tuple[EntryHead, bytes] | None:
+def read(get: Callable[[str], bytes | None], name: str) -> tuple[EntryHead, bytes] | None:
     """Returns an entry's head and NEFF after checking every byte; None if there is no entry.
 
     Args:
-        get: returns the first bytes of a file, one more than the given number if it is longer, or None if there is no such file.
+        get: returns the bytes of a file, or None if there is no such file.
         name: the entry's.
 
     Raises:
         DamagedEntry: a file is damaged or lacks, or they do not belong together.
     """
-    text = get(name + JSON, MAX_JSON)
+    text = get(name + JSON)
     if text is None:
         return None
     head = read_head(text, name)
-    neff = get(name + NEFF, head.size)
+    neff = get(name + NEFF)
     if neff is None:
         raise DamagedEntry(f"its {NEFF} is missing")
     if len(neff) != head.size or hashlib.sha256(neff).hexdigest() != head.sha256:

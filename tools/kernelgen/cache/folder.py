@@ -80,13 +80,12 @@ class Folder:
         Raises:
             OSError, DamagedEntry: as `read`.
         """
-        text = self._get(f"{name}{entry.JSON}", entry.MAX_JSON)
+        text = self._get(f"{name}{entry.JSON}")
         return None if text is None else entry.read_head(text, name)
 
-    def _get(self, file: str, limit: int) -> bytes | None:
+    def _get(self, file: str) -> bytes | None:
         try:
-            with fileio.open_input(self.root / file) as stream:
-                return stream.read(limit + 1)
+            return (self.root / file).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 

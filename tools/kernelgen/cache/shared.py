@@ -6,11 +6,8 @@ and every failure raises `Unavailable`.
 
 from __future__ import annotations
 
-import tempfile
 import threading
-import time
 from collections.abc import Callable
-from pathlib import PurePath
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,10 +19,6 @@ T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 """Seconds that a store may take to answer at all."""
-
-SLOW_SECONDS = 5.0
-SLOW_BYTES = 1 << 16
-"""A store that sends fewer bytes in so many seconds is not waited for: the compile is as fast."""
 
 PACKAGES = {
     "s3": "s3fs",
@@ -75,11 +68,7 @@ class Shared:
             Unavailable: the store failed.
             DamagedEntry: the entry is damaged.
         """
-        over = threading.Event()
-        try:
-            return self._limited(lambda: entry.read(lambda file, limit: self._get(file, limit, over), name))
-        finally:
-            over.set()  # stops a thread that still reads after the time limit
+        return self._limited(lambda: entry.read(self._get, name))
 
     def write(self, head: EntryHead, neff: bytes) -> None:
         """Publishes an entry; replaces an existing one.
@@ -97,34 +86,14 @@ class Shared:
 
         self._limited(write)
 
-    def _get(self, file: str, limit: int, over: threading.Event) -> bytes | None:
-        """Returns a file's bytes; None if there is none. Stops after `limit` bytes, or when the store is too slow."""
-        from fsspec.callbacks import Callback
-
+    def _get(self, file: str) -> bytes | None:
+        """Returns a file's bytes; None if there is none."""
         fs, root = self._filesystem()
-        started_at, counted = time.monotonic(), 0
-
-        def check(size: int | None, count: int) -> None:
-            nonlocal started_at, counted
-            if over.is_set():
-                raise TimeoutError
-            if max(size or 0, count) > limit:
-                raise DamagedEntry(f"its {PurePath(file).suffix} has more than {limit} bytes")
-            now = time.monotonic()
-            if now - started_at >= SLOW_SECONDS:
-                if count - counted < SLOW_BYTES and count != size:
-                    raise Unavailable(f"it sent only {count - counted} bytes in {now - started_at:.1f} s")
-                started_at, counted = now, count
-
-        with tempfile.TemporaryFile() as output:
-            try:
-                # fsspec writes to a path; this is the path of an unnamed file.
-                path = f"/proc/self/fd/{output.fileno()}"
-                fs.get_file(f"{root}/{file}", path, callback=Callback(hooks={"check": check}))
-            except FileNotFoundError:
-                return None
-            output.seek(0)
-            return output.read()
+        try:
+            data: bytes = fs.cat_file(f"{root}/{file}")
+        except FileNotFoundError:
+            return None
+        return data
 
     def _filesystem(self) -> tuple[Any, str]:
         # Open once: later calls use its credentials and connections.
