@@ -80,12 +80,6 @@ def test_stale_files_are_named_and_written_anew(tree: Path, names: list[str]) ->
     assert run(tree, "--check").stdout == ""
 
 
-def test_lines_of_the_log_are_read_from_a_source() -> None:
-    source = 'if (a) {\n    NEURON_WARN("core %d: %s takes %.1f MiB, "\n                "not \\"%s\\"\\n",\n                vnc);\n}\nNEURON_ERROR("%s\\n", text);'
-    assert list(log_lines.lines(source)) == [("WARN", 'core …: … takes … MiB, not "…"')]
-    assert list(log_lines.lines('NEURON_DEBUG("first\\n"\n"second\\n");')) == [("DEBUG", "first\nsecond")]
-
-
 def too_long(kind: str, message: str) -> bool:
     """Returns whether a message does not fit a terminal, or contains details that only debugging needs."""
     said = message.split("\n")
@@ -107,12 +101,3 @@ def test_parts_of_messages_fit_too() -> None:
                 assert " " not in text or not too_long("DEBUG", text.removesuffix("\\n").replace("\\n", "\n")), (
                     path.name
                 )
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [("WARN", "a\nb\nc\nd"), ("LOG", "x" * 121), ("ERROR", "no kernel for …\nnearest is …")],
-)
-def test_a_message_that_does_not_fit_is_found(kind: str, message: str) -> None:
-    assert too_long(kind, message)
-    assert not too_long("DEBUG", "nearest is …")

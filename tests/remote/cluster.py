@@ -1,4 +1,4 @@
-"""A remote-execution cluster and an HTTP cache on loopback, from packages: BuildGrid, PostgreSQL, buildbox, nginx.
+"""A remote-execution cluster on loopback, from packages: BuildGrid, PostgreSQL, buildbox.
 
 The test that uses a server starts and ends it; each listens only on 127.0.0.1 and keeps its files in one scratch
 folder. Packages that the machine lacks are unpacked into a scratch folder if possible (Debian's packages; PyPI);
@@ -49,7 +49,7 @@ def _program(name: str, *folders: str) -> Path | None:
     return Path(found) if found else None
 
 
-PACKAGES = ("buildbox", "nginx", "postgresql")
+PACKAGES = ("buildbox", "postgresql")
 """Debian's packages of the servers."""
 
 
@@ -88,11 +88,6 @@ def _need(name: str, package: str, *folders: str) -> Path:
     if not found:
         raise Missing(f"the package {package} brings no {name}")
     return found
-
-
-def nginx() -> Path:
-    """Returns nginx, with WebDAV."""
-    return _need("nginx", "nginx")
 
 
 def _postgres() -> Path:
@@ -174,51 +169,6 @@ def wait_for(server: Server, port: int) -> None:
             return
         time.sleep(0.05)
     raise RuntimeError(f"{server.name} does not listen on port {port}:\n{server.tail()}")
-
-
-# --- an HTTP cache ----------------------------------------------------------------------------------------------------------
-
-_NGINX = """\
-daemon off;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-worker_processes 1;
-{user}
-events {{ worker_connections 256; }}
-http {{
-    access_log {folder}/access.log;
-    client_max_body_size 0;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    server {{
-        listen 127.0.0.1:{port};
-        root {folder}/files;
-        location / {{
-            dav_methods PUT;
-            create_full_put_path on;
-        }}
-    }}
-}}
-"""
-
-
-@contextlib.contextmanager
-def http_cache(folder: Path) -> Iterator[str]:
-    """Yields the URL of an nginx that stores files sent with PUT and serves them."""
-    program = nginx()
-    port = free_port()
-    (folder / "files").mkdir(parents=True)
-    user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, port=port, user=user))
-    server = start("nginx", [program, "-c", folder / "nginx.conf", "-p", folder, "-e", folder / "error.log"], folder)
-    try:
-        wait_for(server, port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill(signal.SIGTERM)
 
 
 # --- remote execution -------------------------------------------------------------------------------------------------------

@@ -99,25 +99,6 @@ def one_of_each_op(manifest: str, ops: int) -> str:
 
 
 @pytest.mark.long
-def test_two_checkouts_share_an_http_cache(
-    folder: Path, checkout: scratch.Checkout, checkouts: scratch.Checkouts
-) -> None:
-    first = checkout
-    try:
-        with clusters.http_cache(folder / "cache") as url, checkouts.lend("elsewhere/second") as second:
-            flags = ["--config=remote-cache", f"--remote_cache={url}"]
-            cold = first.bazel("build", "//manifests:basic_trn1", flags=flags)
-            assert (cold.emits, cold.compiles) == (10, 10)
-            assert first.path != second.path
-            warm = second.bazel("build", "//manifests:basic_trn1", flags=flags)
-            assert (warm.emits, warm.compiles) == (0, 0)
-            assert warm.cached["NeuronCompile"] == 10
-            assert packs(first, "//manifests:basic_trn1") == packs(second, "//manifests:basic_trn1")
-    except clusters.Missing as missing:
-        pytest.skip(f"no HTTP cache here: {missing}")
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("kernels", [4, 11])
 def test_a_model_is_built_by_two_workers(kernels: int, cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
@@ -139,31 +120,6 @@ def test_a_model_is_built_by_two_workers(kernels: int, cluster: clusters.Cluster
     checkout.bazel("clean")
     checkout.bazel("build", target)
     assert built == packs(checkout, target)
-
-
-@pytest.mark.long
-def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
-    victim = cluster.worker("victim", SIMULATOR)
-    cluster.worker("survivor", SIMULATOR)
-    keep(checkout, 6)
-    flags = ["--config=rbe", f"--remote_executor={cluster.url}"]
-
-    def kill() -> None:
-        wait_until(lambda: jobs(victim) >= 3, 300, "the worker's third action")
-        # By then it has its next action.
-        time.sleep(0.5)
-        victim.kill()
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    result = checkout.bazel("build", "//manifests:basic_trn1", flags=flags)
-    killer.join()
-    assert victim.process.returncode not in (None, 0)
-    assert (result.emits, result.compiles) == (6, 6)
-    built = packs(checkout, "//manifests:basic_trn1")
-    checkout.bazel("clean")
-    checkout.bazel("build", "//manifests:basic_trn1")
-    assert built == packs(checkout, "//manifests:basic_trn1")
 
 
 @pytest.mark.long
