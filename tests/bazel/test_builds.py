@@ -79,21 +79,6 @@ def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.C
     assert digest(checkout) == whole
 
 
-@pytest.mark.long
-def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> None:
-    lock = checkout.path / "MODULE.bazel.lock"
-    lock.unlink(missing_ok=True)  # another version of Bazel may have left one in this checkout
-    checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
-    assert not lock.exists()
-    # A lock file in Bazel's format.
-    text = '{"lockFileVersion": 13, "registryFileHashes": {}, "selectedYankedVersions": {}, "moduleExtensions": {}}'
-    lock.write_text(text)
-    checkout.bazel("shutdown")
-    checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
-    assert lock.read_text() == text
-    lock.unlink()
-
-
 def test_the_choice_of_the_simulator_is_reported_once(checkout: scratch.Checkout) -> None:
     # A target that is already analyzed prints nothing.
     checkout.bazel("clean")

@@ -78,14 +78,3 @@ def test_every_bundle_of_every_model_is_there(checkout: scratch.Checkout) -> Non
 
 def test_they_are_there_without_modules(checkout: scratch.Checkout) -> None:
     checkout.bazel(*ANALYSE, "//manifests/models:llama_3_8b_f16_trn2", flags=["--config=workspace"])
-
-
-@pytest.mark.long
-def test_a_folder_of_kernelgen_may_go_between_two_builds(checkout: scratch.Checkout) -> None:
-    folder = checkout.path / "tools" / "kernelgen" / "was_here"
-    folder.mkdir()
-    (folder / "module.py").write_text("")
-    checkout.bazel(*ANALYSE, "//manifests:basic_trn1")
-    (folder / "module.py").unlink()
-    folder.rmdir()
-    checkout.bazel(*ANALYSE, "//manifests:basic_trn1")

@@ -403,12 +403,3 @@ def test_a_package_that_a_url_needs_is_named(url: str, package: str, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(KernelgenError, match=f"the Python package {package} is needed.*\n.*pip install {package}"):
         CacheSettings.make(shared_at=url, env={})
-
-
-def test_fsspec_is_not_imported_for_a_path(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from kernelgen.cache import *\n"
-        f"s = CacheSettings.make({str(tmp_path)!r}, {str(tmp_path)!r}); Cache(s, print)\n"
-        "assert not {'fsspec', 'aiohttp', 'asyncio'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)

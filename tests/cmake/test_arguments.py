@@ -93,12 +93,6 @@ def test_an_interpreter_that_cannot_be_used_is_named(project: Make, tmp_path: Pa
     assert f"NEURON_KERNELGEN_PYTHON is {old}, which is not a Python 3.11 or later that runs" in said(output)
 
 
-def test_without_a_python_an_unknown_argument_is_named_and_no_other_is_proposed(project: Make, tmp_path: Path) -> None:
-    made = project("add_neuron_kernels(k MANIFESTS small.yaml)")
-    output = said(made.configure(python=str(tmp_path / "none"), expect=1))
-    assert "unknown argument 'MANIFESTS'" in output and "did you mean" not in output
-
-
 def test_the_environment_that_is_made_by_default_is_the_one_that_bazel_makes(project: Make) -> None:
     """Needs the network the first time on a machine, like Bazel."""
     made = project("add_neuron_kernels(k MANIFEST small.yaml FORM PACK)")
