@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -104,74 +102,3 @@ def test_another_machine_or_other_flags_compile_for_themselves(
     compile_.result(hlo("add"))
     cache._machine.cache_clear()
     assert compile_.count == 3
-
-
-def test_the_folder_is_made_for_the_user_alone(hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "below" / "cache"))
-    old = os.umask(0)
-    try:
-        assert cache.folder() == tmp_path / "below" / "cache"
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE((tmp_path / "below" / "cache").stat().st_mode) == 0o700
-
-
-def open_to_others(path: Path) -> None:
-    path.mkdir()
-    path.chmod(0o770)
-
-
-def link_to_own(path: Path) -> None:
-    path.with_name("own").mkdir(mode=0o700)
-    path.symlink_to("own")
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (open_to_others, "is open to other users \\(mode 770, expected 700\\), and what is in it is run; .*chmod 700 "),
-        (link_to_own, "is not a folder but a link"),
-        (Path.touch, "is not a folder; "),
-    ],
-)
-def test_a_folder_that_others_may_have_written_to_is_refused(
-    hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], None], said: str
-) -> None:
-    path = tmp_path / "cache"
-    make(path)
-    monkeypatch.setenv(cache.VARIABLE, str(path))
-    compile_ = Counting()
-    with pytest.raises(ValueError, match=f"^NEURON_SIMULATOR_CACHE={path} {said}"):
-        compile_.result(hlo("add"))
-    assert compile_.count == 0
-
-
-def test_somebody_elses_folder_is_refused(hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another user runs the program. The folder's owner is not changed: `chown` fails in a user namespace with a single
-    user.
-    """
-    path = tmp_path / "cache"
-    path.mkdir(mode=0o700)
-    owner = path.stat().st_uid
-    monkeypatch.setenv(cache.VARIABLE, str(path))
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    compile_ = Counting()
-    with pytest.raises(
-        ValueError, match=f" belongs to user {owner}, and what is in it would run as user {owner + 1}; "
-    ):
-        compile_.result(hlo("add"))
-    assert compile_.count == 0
-
-
-def test_a_folder_that_cannot_be_made_is_refused(hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "below"))
-    with pytest.raises(ValueError, match="can't be made: "):
-        Counting().result(hlo("add"))
-
-
-def test_the_client_receives_the_reason(client: Run, add: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    result = client("load", add, NEURON_SIMULATOR_CACHE=str(tmp_path))
-    assert result.stdout == "NRT_FAILURE\n"
-    assert f": NEURON_SIMULATOR_CACHE={tmp_path} is open to other users" in result.stderr

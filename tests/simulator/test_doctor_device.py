@@ -126,7 +126,6 @@ def doctor(
 ) -> tuple[int, dict[str, str], str]:
     """Returns the exit status, each check's status by its first word, and the output."""
     command = [sys.executable, "-m", "kernelgen", "doctor", "--device", "--format=json", f"--libnrt={library}"]
-    cache.chmod(0o700)
     changed = environment | {"NEURON_SIMULATOR_CACHE": str(cache), "PYTHONPATH": str(ROOT / "tools")} | variables
     done = subprocess.run(
         [*command, f"--bundle={bundle}"], env=changed, capture_output=True, text=True, check=False, timeout=120

@@ -1,7 +1,5 @@
 #include "neff.h"
 
-#include "protocol.h"
-
 #include <cstdint>
 #include <cstring>
 
@@ -14,10 +12,6 @@ static constexpr size_t   LNC_OFFSET      = 552;
 static constexpr char     SIMULATED[]     = "kernelgen-simulator";
 static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
 static constexpr uint64_t FORMAT          = 3;
-
-// `kernelgen simulate` reads this text from the library's file before it starts a program.
-__attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 5";
-static_assert(FORMAT == 3 && protocol::VERSION == 5, "as VERSIONS says");
 
 static uint64_t u64_at(const uint8_t * data, size_t offset) {
     uint64_t value = 0;

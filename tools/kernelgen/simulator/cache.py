@@ -4,8 +4,7 @@ A file's name is a digest of everything on which XLA's result depends: the HLO, 
 flags. A file begins with the digest of its rest, and a damaged file counts as missing. The cache removes no files: empty the folder
 when it grows too large.
 
-A file is code that runs with the user's rights. Its digest detects damage, not a foreign author, so the folder must belong to the
-user and be closed to others.
+A file is code that runs with the user's rights. Its digest detects damage, not a foreign author, so the folder is the user's own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,51 +26,17 @@ VARIABLE = "NEURON_SIMULATOR_CACHE"
 _FORMAT = b"1"
 
 
-def folder() -> Path | None:
-    """Returns the folder that the environment names, and creates it if it is missing; None if it names none.
-
-    Raises:
-        ValueError: the folder can't be created, or other users may write to it or read it.
-    """
-    name = os.environ.get(VARIABLE)
-    if not name:
-        return None
-    path = Path(name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(path):
-            path.mkdir(mode=0o700, exist_ok=True)  # another process may create it at the same time
-        info = path.lstat()
-    except OSError as error:
-        raise ValueError(f"{VARIABLE}={name} can't be made: {error.strerror}") from error
-    if not stat.S_ISDIR(info.st_mode):
-        kind = "not a folder but a link" if stat.S_ISLNK(info.st_mode) else "not a folder"
-        raise ValueError(f"{VARIABLE}={name} is {kind}; name a folder, which may be one to be made")
-    if info.st_uid != os.geteuid():
-        raise ValueError(
-            f"{VARIABLE}={name} belongs to user {info.st_uid}, and what is in it would run as user {os.geteuid()}; "
-            "name a folder of your own"
-        )
-    mode = stat.S_IMODE(info.st_mode)
-    if mode & 0o077:
-        raise ValueError(
-            f"{VARIABLE}={name} is open to other users (mode {mode:03o}, expected 700), and what is in it is run; "
-            f"empty it if they may have written to it, then: chmod 700 {name}"
-        )
-    return path
-
-
 def compiled(hlo: bytes, compile_: Callable[[bytes], Executable]) -> Executable:
     """Returns the executable of a serialized `HloModuleProto` from the folder; otherwise compiles it and stores it there.
 
     Raises:
-        ValueError: see `compile_` and `folder`.
+        ValueError: see `compile_`.
     """
-    kept = folder()
-    if kept is None:
+    folder = os.environ.get(VARIABLE)
+    if not folder:
         return compile_(hlo)
     name = hashlib.sha256(_machine() + hashlib.sha256(hlo).digest()).hexdigest()
-    file = kept / name[:2] / f"{name}.xla"
+    file = Path(folder) / name[:2] / f"{name}.xla"
     loaded = _load(file)
     if loaded is not None:
         return Executable.of(hlo, loaded)

@@ -63,11 +63,9 @@ def _greet(control: socket.socket) -> RequestServer:
         _refuse(control, f"libnrt speaks version {version} of its protocol, this kernelgen {protocol.VERSION}")
     _limit_threads()
     try:
-        from kernelgen.simulator import cache
         from kernelgen.simulator.device import Arena, SimulatedDevice
         from kernelgen.simulator.requests import RequestServer
 
-        cache.folder()
         sizes = [size for (size,) in protocol.SIZE.iter_unpack(message[protocol.HELLO.size :])]
         if not len(fds) == len(sizes) == count:
             raise ValueError(f"{count} arenas were announced, and {len(fds)} arrived")
