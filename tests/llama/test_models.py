@@ -10,7 +10,6 @@ from pathlib import Path
 
 import gguf
 import harness
-import logits as likely
 import models
 import numpy as np
 import pytest
@@ -161,23 +160,6 @@ class TestRandomLlama:
         assert done_by["device"].total() > 0
         assert done_by["cpu"] == Counter()
         assert set(ops["cpu"]) <= ON_THE_CPU
-
-    def test_likely_tokens_are_printed_beside_those_of_the_weights_as_f32(
-        self,
-        programs: harness.Programs,
-        model: Path,
-        kernels: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        for name, value in programs.environment().items():
-            monkeypatch.setenv(name, value)
-        folders = ["--kernels", kernels, "--plugin", programs.plugin, "--llama-cpp", programs.llama_cpp]
-        assert likely.main(list(map(str, [model, "--prompt", PROMPT, *folders]))) == 0
-        errors = re.findall(r"^  (F32|device|CPU) +(\S+)  '", capsys.readouterr().out, re.MULTILINE)
-        assert [name for name, _ in errors] == ["F32", "device", "CPU"] * (len(errors) // 3) and len(errors) == 3 * 44
-        assert all(float(error) == 0 for name, error in errors if name == "F32")
-        assert all(0 < float(error) < 1e-3 for name, error in errors if name != "F32")
 
     @pytest.mark.parametrize("cores", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 15))])
     def test_layers_are_split_over_cores(
