@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import any_tokens
 import harness
-import logits
 import numpy as np
+import random_llama
 
 WINDOW = 256
 BATCH = 32
@@ -148,7 +148,7 @@ def measure(programs: harness.Programs, model: Path, text: str, windows: int, fo
             more=of.more,
         )
     exact = folder / "f32.gguf"
-    logits.write_f32(model, exact)
+    random_llama.write_f32(exact, model)
 
     def run(
         file: Path, name: str, options: str, kernels: Path, batch: int = BATCH

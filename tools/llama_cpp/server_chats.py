@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import call_models
 import gguf
 import harness
-import logits
 import numpy as np
 import program_cases
 import random_llama
@@ -198,7 +197,7 @@ def write_random(folder: Path) -> None:
 def write_beside(folder: Path, model: Path, n_layer: int, f32: bool) -> None:
     """Writes a draft of a model's first layers, and a random adapter for it; with `f32`, all weights in F32."""
     if f32:
-        logits.write_f32(model, folder / "model.gguf")
+        random_llama.write_f32(folder / "model.gguf", model)
         model = folder / "model.gguf"
     else:
         (folder / "model.gguf").symlink_to(model.absolute())

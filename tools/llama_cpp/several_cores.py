@@ -43,7 +43,6 @@ import any_tokens
 import harness
 import numpy as np
 import random_llama
-from logits import write_f32
 
 CORES = (2, 4, 8)
 FUSE = ("parts", "parts+sums", "layer", "step")
@@ -92,7 +91,7 @@ class SplitModel(any_tokens.RandomModel):
             return self.file
         if self.file:
             path = folder / "f32.gguf"
-            write_f32(self.file, path)
+            random_llama.write_f32(path, self.file)
             return path
         path = folder / f"{self.name}.gguf"
         random_llama.write(path, size=self.size, architecture=self.architecture, tied=self.architecture != "llama")

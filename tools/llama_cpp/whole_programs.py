@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import call_models
 import call_program
 import harness
-import logits
 import numpy as np
 import random_llama
 from program_cases import CASES, WholeProgram
@@ -252,7 +251,7 @@ def check_all(
         path = folder / name / "model.gguf"
         path.parent.mkdir()
         if file:
-            logits.write_f32(file, path)
+            random_llama.write_f32(path, file)
         elif name in ENCODERS:
             ENCODERS[name](path)
         else:
