@@ -4,28 +4,18 @@ op runs on the CPU.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import any_tokens
-import derived_kernels
+import calls
 import gguf
 import harness
 import numpy as np
 import pytest
 import random_llama
 import random_projector
-
-from kernelgen import cli, manifest
-from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.library import builtin_library
-
-VARIABLE = "LLAMA_MEDIA"
-"""Names the program of tools/llama_cpp/media outside of Bazel."""
 
 SIZE = random_projector.Size(n_layer=3)
 
@@ -53,8 +43,8 @@ class Encoded:
     @property
     def groups(self) -> tuple[int, int]:
         """Ops in groups, and launches of groups."""
-        ((ops, launches),) = re.findall(r"(\d+) ops ran in groups, in (\d+) launches", self.log)
-        return int(ops), int(launches)
+        ran = harness.ran(self.log)
+        return ran.grouped, ran.launches
 
 
 @dataclass(frozen=True)
@@ -74,35 +64,26 @@ class Bench:
         """
         random_projector.write(self.folder / "projector.gguf", self.kind, size=SIZE, weights=weights)
         written = self.folder / "projector.yaml"
-        arguments = ["model", "--mmproj", self.folder / "projector.gguf", "-o", written, "--target", harness.target()]
-        arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", self.programs.llama_cpp, *more]
-        assert cli.run(list(map(str, arguments))) == 0
-        (request,) = manifest.load([written], Catalog([builtin_library()]))
-        built = harness.build_request(request, self.folder / "kernels", say=lambda text: None)
-        assert not built.failed and not built.refused
+        harness.write_manifest(self.programs, written, "--mmproj", self.folder / "projector.gguf", *more)
+        harness.build_manifest(written, self.folder / "kernels")
         return written.read_text()
 
-    def encode(self, *media: str, **variables: str) -> Encoded:
+    def encode(self, *media: str) -> Encoded:
         """Makes embeddings on the device and on the CPU."""
         model = self.folder / "model.gguf"
         random_llama.write(model, size=random_llama.Size(n_embd=SIZE.n_out, n_layer=1))
-        program = Path(os.environ.get(VARIABLE) or Path(harness.__file__).parent / "media/media/media")
-        done = subprocess.run(
-            [program, self.programs.llama_cpp, model, self.folder / "projector.gguf", *media],
-            env=self.programs.environment(kernels=self.folder / "kernels", log=True)
-            | {"LD_LIBRARY_PATH": str(self.programs.llama_cpp), "GGML_SCHED_DEBUG": "2", "OMP_THREAD_LIMIT": "1"}
-            | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        program = harness.built("LLAMA_MEDIA", "media/media/media")
+        variables = {"LD_LIBRARY_PATH": str(self.programs.llama_cpp), "GGML_SCHED_DEBUG": "2", "OMP_THREAD_LIMIT": "1"}
+        environment = self.programs.environment(kernels=self.folder / "kernels", log=True) | variables
+        command = [program, self.programs.llama_cpp, model, self.folder / "projector.gguf", *media]
+        done = harness.run(command, environment)
         assert done.returncode == 0, done.stderr[-3000:]
         print(done.stdout, *re.findall(r"^ggml-neuron: .*ran.*$", done.stderr, re.MULTILINE), sep="\n")
-        calls = re.findall(r"^(\S+) chunks=(\d+) tokens=(\d+) nmse=(\S+)$", done.stdout, re.MULTILINE)
+        printed = re.findall(r"^(\S+) chunks=(\d+) tokens=(\d+) nmse=(\S+)$", done.stdout, re.MULTILINE)
         ((device, ops, cpu),) = re.findall(r"^chosen=(\S*) device=(\d+) cpu=(\S+)$", done.stdout, re.MULTILINE)
         return Encoded(
-            [(what, int(chunks), int(tokens)) for what, chunks, tokens, _ in calls],
-            [float(nmse) for *_, nmse in calls],
+            [(what, int(chunks), int(tokens)) for what, chunks, tokens, _ in printed],
+            [float(nmse) for *_, nmse in printed],
             device,
             int(ops),
             cpu,
@@ -110,10 +91,10 @@ class Bench:
         )
 
 
-def check(found: Encoded, calls: Sequence[tuple[str, int, int]]) -> None:
+def check(found: Encoded, expected: Sequence[tuple[str, int, int]]) -> None:
     """Checks that these calls agree with the CPU's and that the device computed all of them."""
-    assert found.calls == list(calls)
-    assert max(found.nmse) < any_tokens.LIMIT_CPU
+    assert found.calls == list(expected)
+    assert max(found.nmse) < calls.LIMIT_CPU
     assert found.device.startswith("NEURON")
     assert found.ops > 0
     assert found.cpu == "none", found.cpu
@@ -149,7 +130,7 @@ def test_images_of_the_sizes_that_are_named(programs: harness.Programs, tmp_path
     check(bench.encode("300x200"), [("300x200", 1, 77)])
     found = bench.encode("280x280", "280x280")
     assert found.calls == [("280x280", 1, 100)] * 2
-    assert max(found.nmse) < any_tokens.LIMIT_CPU
+    assert max(found.nmse) < calls.LIMIT_CPU
     assert "IM2COL:4" in found.cpu.split(",")
     assert found.log.count("no kernel for im2col of (14,14,3,64)/f16, (280,280,3,1)/f32: the CPU computes it") == 1
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import call_models
-import call_program
+import calls
 import harness
 import numpy as np
 import pytest
 import random_llama
-import whole_programs
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=512, n_vocab=4000)
 GREEDY = "temperature=0,dist"
@@ -67,11 +63,6 @@ class Sampled:
         assert found, self.log
         return int(found[1])
 
-    def launches(self) -> int:
-        found = re.search(r"(\d+) launches, \d+ of them", self.log)
-        assert found, self.log
-        return int(found[1])
-
 
 @dataclass(frozen=True)
 class Bench:
@@ -82,17 +73,11 @@ class Bench:
 
     def sample(self, chain: str, *, n_seqs: int = 1, n_steps: int = N_STEPS, n_draws: int = 0) -> Sampled:
         """Runs the program; checks that only the embedding's rows run on the CPU."""
-        program = call_program.program().with_name("sampling")
         text = self.folder / "text"
-        text.write_text(call_program.TEXT)
-        numbers = map(str, (1, n_seqs, 5, n_steps, n_draws))
-        done = subprocess.run(
-            [program, self.programs.llama_cpp, self.folder / "model.gguf", text, chain, *numbers],
-            env=self.environment(kernels=self.folder / "kernels"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        text.write_text(calls.TEXT)
+        command = [calls.program("sampling"), self.programs.llama_cpp, self.folder / "model.gguf", text, chain]
+        numbers = (1, n_seqs, 5, n_steps, n_draws)
+        done = harness.run([*command, *numbers], self.environment(kernels=self.folder / "kernels"))
         assert done.returncode == 0, done.stderr[-3000:]
         assert "does not have support" not in done.stderr
         assert "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore" in done.stderr
@@ -117,27 +102,17 @@ class Bench:
         return self.programs.environment(**options, log=True, buffers="device") | {
             "LD_LIBRARY_PATH": str(self.programs.llama_cpp),
             "OMP_NUM_THREADS": "1",
-            "NEURON_SIMULATOR_CACHE": str(self.folder / "xla"),
         }
 
 
 @pytest.fixture(scope="module")
 def bench(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("sampling")
-    model = call_models.RandomModel("qwen3")
     random_llama.write(folder / "model.gguf", weights=np.float32, size=SIZE, architecture="qwen3", tied=True)
     chains = [word for chain in (*EXACT, *DRAWN) for word in ("--samplers", chain)]
     more = ("--kv-unified", "--n-seq-max", str(N_SEQS), *chains)
-    call_models.derive(
-        programs,
-        model,
-        folder / "model.gguf",
-        folder / "kernels",
-        n_tokens=(1, 8),
-        n_ctx=(256,),
-        fuse="layer",
-        more=more,
-    )
+    options = {"n_tokens": (1, 8), "n_ctx": (256,), "fuse": "layer"}
+    harness.derive(programs, folder / "model.gguf", folder / "kernels", *more, **options)
     return Bench(programs, folder)
 
 
@@ -187,14 +162,6 @@ def chi_square(counts: list[int], likely: list[float]) -> tuple[float, float]:
     return sum((c - p) ** 2 / p for c, p in many), most
 
 
-def test_counts_of_another_distribution_are_reported() -> None:
-    likely = [0.4, 0.3, 0.1, 0.1, 0.06, 0.04]
-    statistic, most = chi_square([200, 151, 49, 50, 31, 19], likely)
-    assert statistic < most
-    statistic, most = chi_square([200, 151, 49, 50, 31, 19], likely[::-1])
-    assert statistic > most
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("chain", [DEFAULT, "min_p=0.4,dist", OTHERS[0]])
 def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) -> None:
@@ -215,20 +182,12 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) 
 @pytest.mark.long
 def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
     """test-backend-sampler with the kernels that it records: no op runs on the CPU."""
-    folder = Path(os.environ.get(whole_programs.VARIABLE, Path(harness.__file__).parent / "backend_sampler"))
-    command = [folder.absolute() / "test-backend-sampler", "--model", bench.folder / "model.gguf", "--device", "gpu"]
+    folder = harness.built("LLAMA_MORE_PROGRAMS", "backend_sampler")
+    command = [folder / "test-backend-sampler", "--model", bench.folder / "model.gguf", "--device", "gpu"]
 
     def run(**options: Path) -> str:
         environment = bench.environment(**options) | {"LD_PRELOAD": str(bench.programs.load_backends)}
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            cwd=bench.programs.llama_cpp,
-        )
+        done = harness.run(command, environment, cwd=bench.programs.llama_cpp)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stderr
 
@@ -237,8 +196,7 @@ def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
     recorded = (tmp_path / "recorded.yaml").read_text()
     assert "131072" not in recorded, "the question, which no call asks"
     assert "params: {s: any, b: any}" in recorded
-    built = harness.build(tmp_path / "recorded.yaml", tmp_path / "kernels", say=lambda text: None)
-    assert not built.failed
+    harness.build_manifest(tmp_path / "recorded.yaml", tmp_path / "kernels")
     log = run(kernels=tmp_path / "kernels")
     assert "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore" in log
     assert "does not have support" not in log
