@@ -94,31 +94,6 @@ def test_what_stands_before_a_row_is_of_the_row() -> None:
     assert unsupported.nodes == ((RELU, None), (NONSENSE, "no emitter for this op"))
 
 
-def test_groups_have_every_case_as_often_as_the_program_has_it() -> None:
-    rows = [row(f"BIG(n={n % 450})") for n in range(500)]
-    rows += [row(f"SMALL{op}(n={n})") for op in range(5) for n in range(60)]
-    rows += [row(f"LONG(n={n},{'x' * 3000})") for n in range(100)]
-    groups = backend_ops.group(rows)
-    assert Counter(r.case for of_group in groups.values() for r in of_group) == Counter(r.case for r in rows)
-    for of_group in groups.values():
-        cases = {r.case for r in of_group}
-        assert sum(len(case) + 1 for case in cases) <= backend_ops.MOST_BYTES
-        assert len(cases) <= backend_ops.MOST_CASES
-    assert groups == backend_ops.group(rows)
-
-
-def test_the_sample_has_some_of_every_op_and_the_cheap_ones() -> None:
-    costs = {f"BIG({n})": 5_000_000 if n % 2 else 100 + n % 7 for n in range(5000)}
-    costs |= {f"SMALL{op}({n})": 9 for op in range(10) for n in range(12)}
-    costs["DEAR(1)"] = 99_000_000
-    chosen = backend_ops.choose(costs, 200)
-    ops = Counter(backend_ops.op_of(case) for case in chosen)
-    assert set(ops) == {"BIG", "DEAR", *(f"SMALL{op}" for op in range(10))}
-    assert ops["BIG"] > ops["SMALL0"] >= 2
-    assert len(set(chosen)) == len(chosen) >= 190
-    assert all(int(case[4:-1]) % 14 == 0 for case in chosen if case.startswith("BIG"))
-
-
 FAKE = """#!/usr/bin/env python3
 import os, sys
 chosen = sys.argv[sys.argv.index("-o") + 1]

@@ -21,10 +21,15 @@ BUFFERS = {"none": "", "auto": "_bf16"}
 Q8_0, Q4_K = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_K
 
 
-def read_logits(path: Path) -> np.ndarray:
-    """Returns the logits that llama-results wrote, in double precision."""
-    (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "logits")
-    return np.asarray(tensor.data, np.float64)
+def results(
+    programs: harness.Programs, model: Path, output: Path, environment: dict[str, str], *options: object
+) -> tuple[np.ndarray, str]:
+    """Returns the logits of all tokens of the prompt, in double precision, and the log."""
+    words = ("--model", model, "--output", output, "--prompt", PROMPT, "--verbose", *options)
+    done = programs.run("llama-results", *words, environment=environment | {"GGML_SCHED_DEBUG": "2"})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    (tensor,) = (t for t in gguf.GGUFReader(output).tensors if t.name == "logits")
+    return np.asarray(tensor.data, np.float64), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -62,23 +67,20 @@ def test_a_model_is_derived_built_and_run(
     more = ("--n-kv", n_ctx, "--flash-attn", flash_attn, "--n-ubatch", 512)
     harness.derive(programs, model, tmp_path / "kernels", *more, **options)
 
-    def run(name: str, environment: dict[str, str], layers: int, tokens: int, *more: str) -> tuple[np.ndarray, str]:
-        words = ["--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", n_ctx, *more]
+    def run(environment: dict[str, str], layers: int, tokens: int, *more: object) -> tuple[np.ndarray, str]:
         # llama.cpp also reserves memory for a call of this many tokens
-        words += ["--flash-attn", flash_attn, "--ubatch-size", tokens, "--gpu-layers", layers, "--verbose"]
-        done = programs.run("llama-results", *words, environment=environment | {"GGML_SCHED_DEBUG": "2"})
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-        return read_logits(tmp_path / name), done.stdout + done.stderr
+        sizes = ("--ctx-size", n_ctx, "--ubatch-size", tokens, "--gpu-layers", layers, "--flash-attn", flash_attn)
+        return results(programs, model, tmp_path / "results.gguf", environment, *sizes, *more)
 
     device_environment = programs.environment(kernels=tmp_path / "kernels", log=True)
-    cpu, _ = run("cpu.gguf", harness.without_device(device_environment), 0, PROMPT_TOKENS)
+    cpu, _ = run(harness.without_device(device_environment), 0, PROMPT_TOKENS)
     assert PROMPT_TOKENS in cpu.shape
     assert cpu.std() > 0.1
     # The embedding table is in device memory in the file's order; if it is also the output's matrix, it is in no
     # layout.
     tables = [(13, TABLE)] if form == "none" else []
     for tokens, more in ((PROMPT_TOKENS, ()), (13, ()), (1, ()), *tables):
-        device, log = run("device.gguf", device_environment, 99, tokens, *more)
+        device, log = run(device_environment, 99, tokens, *more)
         assert device.shape == cpu.shape
         error = ((device - cpu) ** 2).mean() / (cpu**2).mean()
         print(f"{architecture}, {tokens} tokens per call{' '.join(('', *more))}: NMSE {error:.2e}")
@@ -116,27 +118,41 @@ def test_defaults_of_llama_cpp_use_all_kernels(
 ) -> None:
     """With the model's own context, and with a cache that is shorter than the kernels' and fitted to memory."""
     model, kernels = long_context
-    arguments = ("--model", model, "--output", tmp_path / "results.gguf", "--prompt", PROMPT, *options)
-    done = programs.run("llama-results", *arguments, environment=programs.environment(kernels=kernels, log=True))
-    assert done.returncode == 0, done.stderr
-    ran = harness.ran(done.stderr)
+    _, log = results(programs, model, tmp_path / "results", programs.environment(kernels=kernels, log=True), *options)
+    ran = harness.ran(log)
     assert ran.device["FLASH_ATTN_EXT"] > 0
     assert not ran.cpu
     assert ran.grouped == ran.device.total()
-    assert "because no kernel computes them" not in done.stderr
-    assert "no graph used" not in done.stderr
+    assert "because no kernel computes them" not in log
+    assert "no graph used" not in log
 
 
 def test_attention_to_more_cells_than_kernels_is_one_line(
     programs: harness.Programs, long_context: tuple[Path, Path], tmp_path: Path
 ) -> None:
     model, kernels = long_context
-    prompt = "a" * (2 * LONGEST)
-    arguments = ("--model", model, "--output", tmp_path / "results.gguf", "--prompt", prompt, "--ubatch-size", 64)
-    done = programs.run("llama-results", *arguments, environment=programs.environment(kernels=kernels, log=False))
-    assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^ggml-neuron: (.*(?:no kernel for|a call attends).*)$", done.stderr, re.MULTILINE)
+    options = ("--prompt", "a" * (2 * LONGEST), "--ubatch-size", 64)
+    _, log = results(programs, model, tmp_path / "results", programs.environment(kernels=kernels), *options)
+    lines = re.findall(r"^ggml-neuron: (.*(?:no kernel for|a call attends).*)$", log, re.MULTILINE)
     assert lines == [
         f"a call attends to {LONGEST + 256} cells, more than the longest --n-kv of kernelgen model, {LONGEST}: the CPU computes "
         "such attention"
     ]
+
+
+@pytest.mark.parametrize("cores", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 15))])
+def test_layers_are_split_over_cores(programs: harness.Programs, tmp_path: Path, cores: int) -> None:
+    """Cores compute batches of a prompt at the same time, each core its own layers; results are those of one core."""
+    model, kernels = tmp_path / "model.gguf", tmp_path / "kernels"
+    random_llama.write(model, size=random_llama.Size(n_layer=cores + 1))
+    harness.derive(programs, model, kernels, n_tokens=(1, 16), n_ctx=(256,))
+    one = programs.environment(kernels=kernels, buffers="device", log=True)
+    many = one | {"NEURON_RT_NUM_CORES": str(cores), "NEURON_SIMULATOR_LAUNCH_US": "100"}
+    batches = ("--gpu-layers", 99, "--ctx-size", 256, "--split-mode", "layer", "--ubatch-size", 16)
+    expected, _ = results(programs, model, tmp_path / "one.gguf", one, *batches)
+    logits, log = results(programs, model, tmp_path / "many.gguf", many, *batches)
+    assert np.array_equal(logits, expected)
+    assert "pipeline parallelism enabled" in log
+    launched = re.findall(r"core (\d+): \d+ launches, (\d+) of them while another", log)
+    assert sorted(int(core) for core, _ in launched) == list(range(cores))
+    assert all(int(overlapping) > 0 for _, overlapping in launched)

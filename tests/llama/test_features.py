@@ -298,19 +298,6 @@ def test_a_model_whose_nodes_are_read_one_by_one(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", list(ENCODERS))
-def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
-    """With the kernels that are derived by default: every 13th number of tokens, and several texts."""
-    device = Device(programs, tmp_path)
-    ENCODERS[kind](device.file, SIZE)
-    device.derive("--embeddings", n_ctx=(512,), n_tokens=calls.N_TOKENS)
-    alone = [f"decode 0:0:{n}:all" for n in (*range(1, 512, 13), 512)]
-    together = "decode 0:0:100:all 1:0:7:all 2:0:200:all 3:0:50:all"
-    found = device.calls(*alone, together, n_ctx=512, n_ubatch=512, more="embeddings=1 n_seq_max=4 kv_unified=1")
-    assert is_a_launch_for_each_layer(device, len(found))
-
-
-@pytest.mark.long
 def test_calls_of_2_to_16_tokens_are_a_launch_for_each_layer(programs: harness.Programs, tmp_path: Path) -> None:
     """A target verifies a draft this way: it reads the logits of all tokens."""
     device = Device(programs, tmp_path)

@@ -12,7 +12,6 @@ import harness
 import program_cases
 import programs as whole_programs
 import pytest
-from programs import Run
 
 from kernelgen import cli
 
@@ -105,22 +104,3 @@ def test_results_of_programs_are_distinguished() -> None:
         "text 0": "One"
     }
     assert not program_cases.answers_of_pictures("One\nOne\n"), "no picture was seen"
-
-
-def test_a_row_says_what_is_wrong() -> None:
-    (case,) = (case for case in program_cases.CASES if case.name == "completion")
-    text = program_cases.Results({"text 0": "abc"})
-    good = Run(text, harness.Ran(Counter(ADD=93), grouped=90, launches=6))
-    plain = Run(text, harness.Ran(Counter(ADD=90)))
-    row, wrong = whole_programs.check("llama", case, {"groups": good, "nodes": plain, "cpu": plain})
-    assert wrong == [] and "| equal | equal | equal | 90 | 6 | 93 | 0 |" in row
-    elsewhere = Run(text, replace(good.ran, cpu=Counter(SET_ROWS=20)))
-    for ways, why in (
-        ({"groups": good, "nodes": plain, "cpu": Run({"text 0": "abd"})}, "inf at text 0, more than"),
-        ({"groups": plain, "nodes": plain, "cpu": plain}, "no group ran"),
-        ({"groups": good, "nodes": good, "cpu": plain}, "groups ran with GGML_NEURON_FUSION=0"),
-        ({"groups": Run(failure="status -6"), "nodes": plain, "cpu": plain}, "groups: status -6"),
-        ({"groups": elsewhere, "nodes": plain, "cpu": plain}, "the CPU computed 20 SET_ROWS"),
-    ):
-        _, wrong = whole_programs.check("llama", case, ways)
-        assert wrong and why in " ".join(wrong)

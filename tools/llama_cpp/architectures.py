@@ -603,18 +603,14 @@ def is_worse(name: str, result: Result) -> bool:
 
 
 def report(results: Mapping[str, Result]) -> None:
-    """Prints the ops that remain on the CPU, the reasons, and the totals."""
-    left = sum((result.cpu for result in results.values()), Counter[str]())
-    why = Counter(reason for result in results.values() for reason in result.reasons)
-    for title, counts in (("graph ops on the CPU", left), ("architectures without a kernel", why)):
-        print(f"{title}:", *(f"{n:7}  {what}" for what, n in counts.most_common()), sep="\n")
+    """Prints the totals, and the ops that remain on the CPU."""
     ran = [result for result in results.values() if not result.left_out]
     worst = max((row.nmse for result in ran for row in result.rows), default=float("nan"))
-    device = sum(result.device.total() for result in ran)
+    device, cpu = (sum((getattr(r, side) for r in ran), Counter[str]()) for side in ("device", "cpu"))
     print(
-        f"{len(ran)} of {len(results)} architectures ran ({sum(len(r.rows) for r in ran)} rows), {sum(r.passed for r in ran)} "
-        f"passed; worst NMSE {worst:.1e}; {device / max(1, device + left.total()):.1%} of the graphs' ops on the device, at least "
-        f"{min((result.share for result in ran), default=0):.1%}"
+        f"{len(ran)} of {len(results)} architectures ran, {sum(r.passed for r in ran)} passed; worst NMSE {worst:.1e}; "
+        f"{device.total() / max(1, (device + cpu).total()):.1%} of the graphs' ops on the device, at least "
+        f"{min((result.share for result in ran), default=0):.1%}; on the CPU: {harness.counts(cpu)}"
     )
 
 

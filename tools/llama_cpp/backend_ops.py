@@ -24,6 +24,7 @@ PASSED, FAILED, UNCOMPARED, UNSUPPORTED = "passed", "failed", "uncompared", "uns
 """The statuses of a case. The device supports an `uncompared` case and llama.cpp's CPU backend does not, so it is not run."""
 
 SAMPLE = Path(__file__).with_name("sample.txt")
+_HEAD = "# Cases of test-backend-ops, some for each op; a run of all cases with --write-page writes them."
 SAMPLE_SIZE = 425
 """The approximate number of cases in the sample."""
 DEAREST = 1_000_000
@@ -369,30 +370,6 @@ def by_op(result: GroupResult) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def table(result: GroupResult) -> Iterator[str]:
-    """Yields the counts by op as lines of text."""
-    rows = by_op(result)
-    width = max([20, *(len(op) + 1 for op in rows)])
-    yield f"{'op':<{width}}{'cases':>8}{'supported':>11}{'uncompared':>12}{'passed':>8}{'failed':>8}"
-    for op, (cases, supported, uncompared, passed, failed) in rows.items():
-        yield f"{op:<{width}}{cases:>8}{supported:>11}{uncompared:>12}{passed:>8}{failed:>8}"
-    yield f"{result.ran} nodes ran on the device"
-
-
-def report(result: GroupResult) -> None:
-    """Prints the unsupported cases, the failures, and the table."""
-    for note, n in Counter(note for _, status, note in result.results if status == UNSUPPORTED).most_common():
-        print(f"left out: {n:7}  {note}")
-    for kernel, error in result.pack.failed.items():
-        print(f"failed to build: {kernel}: {error}")
-    for case, note in result.of(FAILED).items():
-        print(f"failed: {case}: {note}")
-    for failure in result.failures:
-        print(f"failed: {failure}")
-    print("\n".join(table(result)))
-    print("kernels by language: " + harness.counts(result.pack.languages))
-
-
 def page(result: GroupResult) -> Iterator[str]:
     """Yields the part of docs/results/ops.md that a run of all cases writes."""
     rows = by_op(result)
@@ -407,6 +384,18 @@ def page(result: GroupResult) -> Iterator[str]:
     left_out = Counter((op_of(case), note) for case, status, note in result.results if status == UNSUPPORTED)
     for (op, note), n in sorted(left_out.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
         yield harness.row(op, n, note.replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*"))
+
+
+def report(result: GroupResult) -> None:
+    """Prints the table, the unsupported cases, and the failures."""
+    print(*page(result), "", sep="\n")
+    print(f"{result.ran} nodes ran on the device; kernels by language: {harness.counts(result.pack.languages)}")
+    for kernel, error in result.pack.failed.items():
+        print(f"failed to build: {kernel}: {error}")
+    for case, note in result.of(FAILED).items():
+        print(f"failed: {case}: {note}")
+    for failure in result.failures:
+        print(f"failed: {failure}")
 
 
 def main(programs: harness.Programs, args: argparse.Namespace) -> bool:
@@ -426,8 +415,6 @@ def main(programs: harness.Programs, args: argparse.Namespace) -> bool:
     if args.write_page:
         passed = result.of(PASSED)
         lines = choose({row.case: row.elements for row in rows if row.case in passed})
-        head = "# Cases of test-backend-ops, some for each op; a run of all cases with --write-page writes them."
-        SAMPLE_OUT = harness.DOCS.parent / "tools" / "llama_cpp" / SAMPLE.name
-        SAMPLE_OUT.write_text("\n".join([head, *lines, ""]))
+        (harness.DOCS.parent / "tools/llama_cpp" / SAMPLE.name).write_text("\n".join([_HEAD, *lines, ""]))
         harness.write_page("ops.md", page(result))
     return result.ok and listed == ran
