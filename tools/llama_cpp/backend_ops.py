@@ -31,13 +31,9 @@ DEAREST = 1_000_000
 """The most elements of all tensors that a sample case may have, if its op has smaller cases."""
 
 MOST_CASES = 200
-"""The most cases in a group: few enough that a kill loses little, and enough that the program's start does not count."""
+"""The most cases in a group: few enough that a crash loses little, and enough that the program's start does not count."""
 MOST_BYTES = 100_000
 """The most bytes of a group's cases on the command line; Linux limits an argument to 128 KiB."""
-MOST_CRASHES = 8
-"""How often a group is restarted after a case that ended the program."""
-TIMEOUT = 3600
-"""The timeout for the cases of a group, in seconds."""
 
 # A row of the program's CSV. The message of a failed comparison stands before it, on the same line.
 _ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
@@ -118,8 +114,8 @@ def read_rows(output: str) -> list[CaseRow]:
 
 def run_program(
     programs: harness.Programs, environment: dict[str, str], chosen: Sequence[str] = (), params: str | None = None
-) -> tuple[list[CaseRow], str, int | None]:
-    """Runs test-backend-ops on the device; returns its rows, its output, and its exit status, None after `TIMEOUT`.
+) -> tuple[list[CaseRow], str, int]:
+    """Runs test-backend-ops on the device; returns its rows, its output, and its exit status.
 
     Args:
         programs: the programs to run.
@@ -134,12 +130,8 @@ def run_program(
     command = ["stdbuf", "-oL", programs.llama_cpp / "test-backend-ops", "test", "-b", harness.DEVICE]
     command += ["--output", "csv", *(["-o", ",".join(chosen)] if chosen else []), *(["-p", params] if params else [])]
     streams = {"capture_output": False, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    status: int | None = None
-    try:
-        done = harness.run(command, environment, timeout=TIMEOUT, **streams)
-        output, status = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as late:
-        output = late.output.decode(errors="replace") if isinstance(late.output, bytes) else late.output or ""
+    done = harness.run(command, environment, **streams)
+    output, status = done.stdout, done.returncode
     rows = read_rows(output)
     if status in (0, 1) and not any(harness.DEVICE in row.backends for row in rows):
         which = ",".join(chosen)[:200] or "at all"
@@ -212,15 +204,13 @@ def group(rows: Iterable[CaseRow]) -> dict[str, list[CaseRow]]:
     by_case: dict[str, list[CaseRow]] = {}
     for row in rows:
         by_case.setdefault(row.case, []).append(row)
-    position = {case: number for number, case in enumerate(by_case)}
     groups: list[list[str]] = [[]]
-    for case in sorted(by_case, key=lambda case: bool(_SLOW_TYPES.search(case))):
+    for case in by_case:
         if len(groups[-1]) == MOST_CASES or sum(len(other) + 1 for other in [*groups[-1], case]) > MOST_BYTES:
             groups.append([])
         groups[-1].append(case)
     named = {}
     for cases in groups:
-        cases.sort(key=position.__getitem__)
         digest = hashlib.sha256("\n".join(cases).encode()).hexdigest()
         named[f"{op_of(cases[0])}-{digest[:12]}"] = [row for case in cases for row in by_case[case]]
     return named
@@ -229,7 +219,7 @@ def group(rows: Iterable[CaseRow]) -> dict[str, list[CaseRow]]:
 def run_group(
     programs: harness.Programs, rows: Sequence[CaseRow], folder: Path, languages: Sequence[str] = ()
 ) -> GroupResult:
-    """Builds the kernels of some cases, and runs the cases; after a case that ends the program, it continues with the next."""
+    """Builds the kernels of some cases, and runs the cases."""
     result = GroupResult()
     with harness.builder().lock:
         entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
@@ -239,41 +229,28 @@ def run_group(
     refused |= {e: result.pack.refused[k.spec.id] for e, k in kernels.items() if k.spec.id in result.pack.refused}
     packs = folder / "kernels" if result.pack.kernels else harness.odd_kernel(folder / "odd-kernel")
     environment = programs.environment(kernels=packs, log=True) | {"OMP_THREAD_LIMIT": "1"}
-    waiting = Counter(row.case for row in rows)
-    crashes = 0
-    while waiting and crashes < MOST_CRASHES:
-        ran_rows, output, status = run_program(programs, environment, list(waiting))
-        tail = "\n".join(output.splitlines()[-12:])[-2000:]
-        for row in ran_rows:
-            if waiting[row.case]:  # else the program has this case more than once, and it ran before a crash
-                waiting[row.case] -= 1
-                note = (row.note or row.error) if row.supported else _why(row.case, rows, refused)
-                result.results.append((row.case, row.status, note if row.status in (FAILED, UNSUPPORTED) else ""))
-        waiting = +waiting
-        ran = harness.ran(output)
-        result.ran += ran.device.total()
-        if ran.cpu:
-            result.failures.append(f"the backend ran ops on the CPU: {ran.on_cpu}: {tail}")
-        if status in (0, 1) and not waiting:
-            if status == 1 and not result.of(FAILED):
-                result.failures.append(f"exit status 1 with no failed case: {tail}")
-            break
-        crashes += 1
-        # The program runs the cases in its own order, which is also the group's order; it has some cases twice.
-        done = {case for case, _, _ in result.results}
-        culprit = next((case for case in waiting if case not in done), next(iter(waiting), ""))
-        if not culprit:
-            result.failures.append(f"exit status {status} at the end: {tail}")
-        how = "took too long" if status is None else f"ended the program, exit status {status}"
-        result.results += [(culprit, FAILED, f"{how}: {tail}")] * waiting.pop(culprit, 0)
-    result.results += [(case, FAILED, "not run: too many others ended the program") for case in waiting.elements()]
+    waiting, asked = Counter(row.case for row in rows), {row.case: row for row in rows}
+    ran_rows, output, status = run_program(programs, environment, list(waiting))
+    tail = "\n".join(output.splitlines()[-12:])[-2000:]
+    for row in ran_rows:
+        waiting[row.case] -= 1
+        note = {FAILED: row.note or row.error, UNSUPPORTED: _why(asked[row.case], refused)}.get(row.status, "")
+        result.results.append((row.case, row.status, note))
+    ran = harness.ran(output)
+    result.ran = ran.device.total()
+    if ran.cpu:
+        result.failures.append(f"the backend ran ops on the CPU: {ran.on_cpu}: {tail}")
+    # The program runs the cases in its own order, which is also the group's order.
+    result.results += [(case, FAILED, "not run: a case before it ended the program") for case in waiting.elements()]
+    if status != (1 if any(row.status == FAILED for row in ran_rows) else 0):
+        result.failures.append(f"exit status {status}, at {next(waiting.elements(), 'the end')}: {tail}")
     return result
 
 
-def _why(case: str, rows: Sequence[CaseRow], refused: Mapping[str, str]) -> str:
+def _why(row: CaseRow, refused: Mapping[str, str]) -> str:
     """Returns why a case is not supported: its nodes without a kernel."""
     reasons = {}
-    for node, reason in next(row.nodes for row in rows if row.case == case):
+    for node, reason in row.nodes:
         if reason := reason or refused.get(node):
             reasons[f"{harness.op_of_node(node).upper()}: {harness.generalize(reason)}"] = None
     return "; ".join(reasons) or "a kernel was not built"
