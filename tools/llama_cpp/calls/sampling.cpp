@@ -10,14 +10,13 @@
 //
 //     step I device=T,… cpu=T,… on_device=N logits=N,…
 //
-// With N_DRAWS the last call of the prompt is repeated this many times. The program prints how often the device drew each
-// token, and its probability by the CPU's logits, after all samplers of the chain except the last:
+// With N_DRAWS the last call of the prompt is repeated this many times, and on the CPU ten times more are drawn. The program prints
+// how often each side drew each token:
 //
-//     token T drawn=N likely=P
+//     token T device=N cpu=N
 
 #include "sides.h"
 
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -116,36 +115,6 @@ template <typename T> string joined(const std::vector<T> & values) {
     return text;
 }
 
-// Prints the probabilities of the tokens that may be drawn, and how often each token was drawn.
-void report_draws(const side & cpu, int n_vocab, int at, std::map<llama_token, int> & drawn) {
-    std::vector<llama_token_data> candidates((size_t) n_vocab);
-    const float *                 logits = llama_get_logits_ith(cpu.context.get(), at);
-    for (llama_token t = 0; t < n_vocab; t++) {
-        candidates[(size_t) t] = { t, logits[t], 0 };
-    }
-    llama_token_data_array left  = { candidates.data(), candidates.size(), -1, false };
-    llama_sampler *        chain = cpu.chains.front().get();
-    for (int i = 0; i + 1 < llama_sampler_chain_n(chain); i++) {
-        llama_sampler_apply(llama_sampler_chain_get(chain, i), &left);
-    }
-    double most = -INFINITY;
-    double sum  = 0;
-    for (size_t i = 0; i < left.size; i++) {
-        most = fmax(most, left.data[i].logit);
-    }
-    for (size_t i = 0; i < left.size; i++) {
-        sum += exp(left.data[i].logit - most);
-    }
-    for (size_t i = 0; i < left.size; i++) {
-        const llama_token_data & one = left.data[i];
-        printf("token %d drawn=%d likely=%.9g\n", one.id, drawn[one.id], exp(one.logit - most) / sum);
-        drawn.erase(one.id);
-    }
-    for (const auto & [token, n] : drawn) {
-        printf("token %d drawn=%d likely=0\n", token, n);
-    }
-}
-
 void run(char ** argv) {
     const std::vector<ggml_backend_dev_t> cores = load_backends(argv[1]);
     const model_ptr models[]                    = { load_model(argv[2], { cores.front() }), load_model(argv[2], {}) };
@@ -198,16 +167,21 @@ void run(char ** argv) {
                joined(sampled[1]).c_str(), on_device, joined(logits).c_str());
         fflush(stdout);
     }
-    if (n_draws) {
-        const token_at             last = { parts[0].token, parts[0].pos, 0, true };
-        std::map<llama_token, int> drawn;
-        for (int i = 0; i < n_draws; i++) {
-            llama_memory_seq_rm(llama_get_memory(device.context.get()), 0, last.pos, -1);
-            compute(device.context.get(), { last });
-            drawn[llama_sampler_sample(device.chains[0].get(), device.context.get(), 0)]++;
+    std::map<llama_token, int> drawn[2];
+    const token_at             last = { parts[0].token, parts[0].pos, 0, true };
+    for (int i = 0; i < n_draws; i++) {
+        llama_memory_seq_rm(llama_get_memory(device.context.get()), 0, last.pos, -1);
+        compute(device.context.get(), { last });
+        drawn[0][llama_sampler_sample(device.chains[0].get(), device.context.get(), 0)]++;
+    }
+    compute(cpu.context.get(), { last });
+    for (int i = 0; i < 10 * n_draws; i++) {
+        drawn[1][llama_sampler_sample(cpu.chains[0].get(), cpu.context.get(), 0)]++;
+    }
+    for (llama_token token = 0; token < n_vocab; token++) {
+        if (drawn[0].count(token) || drawn[1].count(token)) {
+            printf("token %d device=%d cpu=%d\n", token, drawn[0][token], drawn[1][token]);
         }
-        compute(cpu.context.get(), { last });
-        report_draws(cpu, n_vocab, 0, drawn);
     }
 }
 
