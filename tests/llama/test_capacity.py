@@ -7,8 +7,8 @@ The model's file and the simulator's copy are sparse, so they take no space. Not
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import calls
 import harness
@@ -29,19 +29,13 @@ WEIGHTS = 2 * (LAYERS * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) +
 """Bytes of the model's matrices in F16."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The output of the program `capacity`.
-
-    Attributes:
-        ok: whether it made the model and a context.
-        devices: total, free and earlier free MiB of each device.
-        fit: the number of layers on the device that llama.cpp's fit chose, negative for all; None without fit.
-        log: stdout and stderr.
+class Loaded(NamedTuple):
+    """Whether the program `capacity` made the model and a context; total, free and earlier free MiB of each device; the
+    number of layers on the device that llama.cpp's fit chose, negative for all, or None without fit; and the log.
     """
 
     ok: bool
-    devices: list[tuple[int, int, int]]
+    devices: list[tuple[int, ...]]
     fit: int | None
     log: str
 
@@ -80,8 +74,7 @@ def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict
     sizes = re.findall(r"^NEURON\d+ total=(\d+) free=(\d+) before=(\d+)$", done.stdout, re.MULTILINE)
     fit = re.search(r"^fit success n_gpu_layers=(-?\d+) n_ctx=4096$", done.stdout, re.MULTILINE)
     assert bool(fit) == ("fit" in settings), log
-    devices = [(int(total), int(free), int(before)) for total, free, before in sizes]
-    return Loaded(done.returncode == 0, devices, int(fit[1]) if fit else None, log)
+    return Loaded(done.returncode == 0, [tuple(map(int, of)) for of in sizes], int(fit[1]) if fit else None, log)
 
 
 @pytest.mark.long
