@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "llama_cpp"))
 
 import harness
-
-
-@pytest.fixture(scope="session", autouse=True)
-def builds_share_workers(keep_workers: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Shares workers between builds: a build takes a second or two less when its workers have already imported JAX."""
-    with keep_workers():
-        yield
 
 
 @pytest.fixture(scope="session")

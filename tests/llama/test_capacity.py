@@ -6,20 +6,15 @@ The model's file and the simulator's copy are sparse, so they take no space. Not
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import calls
 import harness
 import numpy as np
 import pytest
 import random_llama
-
-CAPACITY = Path(
-    os.environ.get("NEURON_KERNELGEN_CAPACITY", Path(harness.__file__).parent / "calls" / "calls" / "capacity")
-)
 
 LAYERS = 12
 """Layers of the model of 6 GB."""
@@ -34,19 +29,13 @@ WEIGHTS = 2 * (LAYERS * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) +
 """Bytes of the model's matrices in F16."""
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The output of the program `capacity`.
-
-    Attributes:
-        ok: whether it made the model and a context.
-        devices: total, free and earlier free MiB of each device.
-        fit: the number of layers on the device that llama.cpp's fit chose, negative for all; None without fit.
-        log: stdout and stderr.
+class Loaded(NamedTuple):
+    """Whether the program `capacity` made the model and a context; total, free and earlier free MiB of each device; the
+    number of layers on the device that llama.cpp's fit chose, negative for all, or None without fit; and the log.
     """
 
     ok: bool
-    devices: list[tuple[int, int, int]]
+    devices: list[tuple[int, ...]]
     fit: int | None
     log: str
 
@@ -66,15 +55,9 @@ def kernels(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("small")
     small = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=1, n_ctx=256)
     random_llama.write(folder / "small.gguf", size=small, weights=np.float16)
-
-    def run(environment: dict[str, str]) -> None:
-        arguments = ("--n-prompt", 0, "--n-gen", 2, "--n-gpu-layers", 99, "--repetitions", 1)
-        done = programs.run("llama-bench", "--model", folder / "small.gguf", *arguments, environment=environment)
-        assert done.returncode == 0, done.stderr
-
-    built, results = harness.build_what_runs(programs, run, folder)
-    assert results.failed == {}
-    return built
+    options = {"n_tokens": (1,), "n_ctx": None}
+    harness.derive(programs, folder / "small.gguf", folder / "kernels", "--flash-attn", "both", **options)
+    return folder / "kernels"
 
 
 def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict[str, str], **settings: int) -> Loaded:
@@ -82,14 +65,8 @@ def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict
     del environment["NEURON_RT_NUM_CORES"]
     environment |= {"LD_LIBRARY_PATH": str(programs.llama_cpp), "GGML_NEURON_LOG": "1", **variables}
     numbers = [f"{name}={value}" for name, value in settings.items()]
-    done = subprocess.run(
-        [CAPACITY.absolute(), programs.llama_cpp, model, "n_ctx=4096", *numbers],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    command = [calls.program("capacity"), programs.llama_cpp, model, "n_ctx=4096", *numbers]
+    done = harness.run(command, environment, timeout=300)
     log = done.stdout + done.stderr
     assert done.returncode in (0, 1), log
     ok = re.search(r"^(not )?loaded$", done.stdout, re.MULTILINE)
@@ -97,8 +74,7 @@ def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict
     sizes = re.findall(r"^NEURON\d+ total=(\d+) free=(\d+) before=(\d+)$", done.stdout, re.MULTILINE)
     fit = re.search(r"^fit success n_gpu_layers=(-?\d+) n_ctx=4096$", done.stdout, re.MULTILINE)
     assert bool(fit) == ("fit" in settings), log
-    devices = [(int(total), int(free), int(before)) for total, free, before in sizes]
-    return Loaded(done.returncode == 0, devices, int(fit[1]) if fit else None, log)
+    return Loaded(done.returncode == 0, [tuple(map(int, of)) for of in sizes], int(fit[1]) if fit else None, log)
 
 
 @pytest.mark.long

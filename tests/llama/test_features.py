@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import any_tokens
+import calls
 import gguf
 import harness
 import numpy as np
-import program_cases
+import programs as whole_programs
 import pytest
 import random_llama
-import whole_programs
+from program_cases import CASES
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=128, n_layer=4, n_ctx=1024)
 """Heads of 64: llama.cpp shifts the keys of a quantized cache only if the head size is a multiple of 64."""
@@ -54,45 +54,31 @@ class Device:
     ) -> None:
         """Adds the kernels that `kernelgen model` derives with these arguments."""
         self.kernels.append(self.folder / f"kernels-{len(self.kernels)}")
-        model = any_tokens.RandomModel("llama", self.cache)
-        any_tokens.derive(
-            self.programs, model, self.file, self.kernels[-1], n_tokens=n_tokens, n_ctx=n_ctx, fuse=fuse, more=more
-        )
+        options = {"n_tokens": n_tokens, "n_ctx": n_ctx, "cache": self.cache, "fuse": fuse}
+        harness.derive(self.programs, self.file, self.kernels[-1], *more, **options)
 
     def calls(
-        self,
-        *lines: str,
-        n_ctx: int = 256,
-        n_ubatch: int = 16,
-        cores: int = 1,
-        more: str = "",
-    ) -> list[any_tokens.CallResult]:
+        self, *lines: str, n_ctx: int = 256, n_ubatch: int = 16, cores: int = 1, more: str = ""
+    ) -> list[calls.CallResult]:
         """Makes calls in a context of `n_ctx` cells.
 
         Checks that they agree with the CPU and that no op runs on the CPU.
         """
-        cache = any_tokens.RandomModel("llama", self.cache).options
+        cache = calls.Model("llama", cache=self.cache).options
         script = [f"context one n_ctx={n_ctx} n_batch={n_ubatch} n_ubatch={n_ubatch} {cache} {more}", *lines]
-        environment = self.programs.environment() | {
-            "GGML_NEURON_KERNEL_DIR": ":".join(map(str, self.kernels)),
-            "NEURON_RT_NUM_CORES": str(cores),
-            "GGML_NEURON_BUFFERS": self.buffers,
-        }
-        found, self.log = any_tokens.run(
-            self.programs, self.file, self.folder, [script], environment, options=self.options
-        )
-        print(*found, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
-        assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
-        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
+        environment = self.programs.environment(kernels=self.kernels, buffers=self.buffers, cores=cores)
+        results, self.log = calls.run(self.programs, self.file, self.folder, [script], environment, *self.options)
+        print(*results, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
+        assert max(call.nmse for call in results) < calls.LIMIT_CPU
+        assert all(set(call.cpu) <= harness.ON_THE_CPU for call in results)
         assert " 0 ops ran on the CPU instead of a NeuronCore" in self.log
-        return found
+        return results
 
     @property
     def grouped(self) -> tuple[int, int, int]:
         """Ops that ran on the device, ops in groups, and launches of groups."""
-        (ran,) = re.findall(r"(\d+) ops ran on NeuronCores", self.log)
-        ((ops, launches),) = re.findall(r"(\d+) ops ran in groups, in (\d+) launches", self.log)
-        return int(ran), int(ops), int(launches)
+        ran = harness.ran(self.log)
+        return ran.device.total(), ran.grouped, ran.launches
 
 
 @pytest.mark.parametrize("unified", [0, 1])
@@ -312,19 +298,6 @@ def test_a_model_whose_nodes_are_read_one_by_one(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", list(ENCODERS))
-def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
-    """With the kernels that are derived by default: every 13th number of tokens, and several texts."""
-    device = Device(programs, tmp_path)
-    ENCODERS[kind](device.file, SIZE)
-    device.derive("--embeddings", n_ctx=(512,), n_tokens=any_tokens.N_TOKENS)
-    alone = [f"decode 0:0:{n}:all" for n in (*range(1, 512, 13), 512)]
-    together = "decode 0:0:100:all 1:0:7:all 2:0:200:all 3:0:50:all"
-    found = device.calls(*alone, together, n_ctx=512, n_ubatch=512, more="embeddings=1 n_seq_max=4 kv_unified=1")
-    assert is_a_launch_for_each_layer(device, len(found))
-
-
-@pytest.mark.long
 def test_calls_of_2_to_16_tokens_are_a_launch_for_each_layer(programs: harness.Programs, tmp_path: Path) -> None:
     """A target verifies a draft this way: it reads the logits of all tokens."""
     device = Device(programs, tmp_path)
@@ -353,8 +326,8 @@ def test_programs_leave_no_op_to_the_cpu(
     programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, model: str, name: str
 ) -> None:
     """Contexts of all kinds, programs that read each node, and kernels without groups: results are those of the CPU."""
-    (case,) = (case for case in program_cases.CASES if case.name == name)
-    there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
+    (case,) = (case for case in CASES if case.name == name)
+    there(whole_programs.path_of(str(case.commands).split()[0], programs), "LLAMA_MORE_PROGRAMS")
     ((row, wrong),) = whole_programs.check_all(programs, [model], [case], tmp_path)
     print(whole_programs.HEAD, row, sep="\n")
     assert not wrong

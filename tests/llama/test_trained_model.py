@@ -11,15 +11,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import accuracy
 import harness
-import program_cases
+import main
+import programs as whole_programs
 import pytest
 import server_chats
-import whole_programs
+from program_cases import CASES, SERVER_CASES
 
 ROOT = Path(__file__).absolute().parents[2]
-CASES = {case.name: case for case in program_cases.CASES}
 TEXT = ROOT / "README.md"
 
 
@@ -49,8 +48,8 @@ def test_programs_have_the_cpu_s_results(
     """Greedy texts of one and of several sequences, longer than the cache, and from a saved state; a perplexity; an
     embedding.
     """
-    case = CASES[name]
-    there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
+    (case,) = (case for case in CASES if case.name == name)
+    there(whole_programs.path_of(str(case.commands).strip("('").split()[0], programs), "LLAMA_MORE_PROGRAMS")
     ((row, wrong),) = whole_programs.check_all(programs, [], [case], tmp_path, model)
     print(whole_programs.HEAD, row, sep="\n")
     assert not wrong
@@ -63,8 +62,8 @@ def test_six_chats_have_the_cpu_s_answers(
     programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
 ) -> None:
     """Streamed answers in four slots; one client disconnects; one answer is longer than the cache."""
-    there(ROOT / "tools/llama_cpp/llama_server/llama-server", whole_programs.SERVER_VARIABLE)
-    (case,) = (case for case in server_chats.CASES if case.name == name)
+    there(whole_programs.server_program(), "LLAMA_SERVER")
+    (case,) = (case for case in SERVER_CASES if case.name == name)
     server_chats.write_beside(tmp_path, model, 30, f32=True)
     row, wrong = server_chats.run(programs, case, tmp_path)
     print(server_chats.HEAD, row, sep="\n")
@@ -76,7 +75,7 @@ def test_it_is_nearer_to_f32_than_the_cpu_is(
     programs: harness.Programs, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error is the divergence of the next token's distribution over a text, with quantized weights."""
-    status = accuracy.main([str(model), str(TEXT), "--windows", "1"])
+    status = main.main(["accuracy", "--file", str(model), "--text", str(TEXT), "--windows", "1"])
     out, err = capsys.readouterr()
     print(out)
     assert status == 0, err

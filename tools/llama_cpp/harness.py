@@ -1,43 +1,56 @@
-"""Runs llama.cpp's programs on a simulated NeuronCore: records the ops that they request, builds kernels, and runs them again.
+"""Runs llama.cpp's programs on a simulated NeuronCore: builds the kernels that they need, and reads what the backend prints.
 
-The tests of this folder and the programs here use it. It finds llama.cpp's programs, the plug-in and the simulator
-beside this file, where Bazel puts them; LLAMA_CPP_PROGRAMS, GGML_NEURON_PLUGIN and GGML_NEURON_LIBNRT override the
-places.
+The suites of this folder and tests use it. It finds programs beside this file, where Bazel puts them, or where
+LLAMA_CPP_PROGRAMS, GGML_NEURON_PLUGIN, GGML_NEURON_LIBNRT and the other variables name them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.metadata
+import io
 import os
+import pickle
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import kernelgen
-from kernelgen import manifest
-from kernelgen.build import executor
-from kernelgen.build.folder import BuildSettings, locked
-from kernelgen.bundle import build as bundles
+from kernelgen import cli, manifest
+from kernelgen.bundle.build import build_planned
 from kernelgen.bundle.contents import pack_name
-from kernelgen.compilers import choice
-from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
+from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.simulator import Simulator
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.plan import Plan, Request
+from kernelgen.lowering import emission
+from kernelgen.neff import container
+from kernelgen.plan import Kernel, Plan, Request
 from kernelgen.targets import INSTANCES
 
 ROOT = Path(__file__).parents[2]
+DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ROOT)) / "docs"
 DEVICE = "NEURON0"
-Say = Callable[[str], None]
+WAIT = "1800"
+"""Seconds that a simulated core waits for the others (NEURON_RT_EXEC_TIMEOUT); on a busy machine, they may only be late."""
 
-Progress = Callable[[str, int], None]
-"""A function that receives a stage of some work, and the amount done."""
+ON_THE_CPU = {"GET_ROWS"}
+"""llama.cpp keeps the embedding of the input tokens on the CPU."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def target() -> str:
@@ -47,8 +60,14 @@ def target() -> str:
 
 # --- programs --------------------------------------------------------------------------------------------------------------
 
-WAIT = "1800"
-"""Seconds that a simulated core waits for the others (NEURON_RT_EXEC_TIMEOUT); on a busy machine, they may only be late."""
+
+def built(variable: str, place: str) -> Path:
+    """Returns the path in a variable of the environment, or the place below this folder where Bazel puts a program."""
+    return Path(os.environ.get(variable, Path(__file__).parent / place)).absolute()
+
+
+def exporter() -> Path:
+    return built("NEURON_KERNELGEN_EXPORTER", "../../backend/exporter/exporter/export-graphs")
 
 
 @dataclass(frozen=True)
@@ -79,50 +98,52 @@ class Programs:
         Raises:
             FileNotFoundError: a program is missing.
         """
-        there = there or (lambda built, variable: Path(os.environ.get(variable, built)).absolute())
+        there = there or (lambda place, variable: built(variable, str(place)))
         here = Path(__file__).parent
-        found = Programs(
+        programs = Programs(
             llama_cpp=there(here / "llama_cpp", "LLAMA_CPP_PROGRAMS"),
             plugin=there(ROOT / "backend/ggml-neuron/test_programs/libggml-neuron.so", "GGML_NEURON_PLUGIN"),
             libnrt=there(ROOT / "backend/simulator/libnrt.so.1", "GGML_NEURON_LIBNRT"),
             load_backends=there(here / "libload_backends.so", "LLAMA_LOAD_BACKENDS"),
         )
-        for path in (found.llama_cpp / "test-backend-ops", found.plugin, found.libnrt, found.load_backends):
+        for path in (programs.llama_cpp / "test-backend-ops", programs.plugin, programs.libnrt, programs.load_backends):
             if not path.exists():
                 raise FileNotFoundError(f"{path} is not there; run this through Bazel")
-        return found
+        return programs
 
     def environment(
-        self, *, kernels: Path | None = None, record: Path | None = None, buffers: str | None = None, log: int = 0
+        self,
+        *,
+        kernels: Path | Iterable[Path] = (),
+        record: Path | None = None,
+        buffers: str | None = None,
+        log: int = 0,
+        cores: int = 1,
     ) -> dict[str, str]:
         """Returns the environment in which a program has the device.
 
         Args:
-            kernels: a folder with packs; none by default.
+            kernels: folders with packs; none by default.
             record: the manifest to which the backend writes the ops that have no kernel.
             buffers: `device` or `host`: the memory of tensors; the backend chooses by default.
             log: the level of the backend's log on stderr.
+            cores: the number of NeuronCores.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "NEURON_"))}
-        environment |= {
-            "GGML_BACKEND_PATH": str(self.plugin),
-            "GGML_NEURON_LIBNRT": str(self.libnrt),
+        folders = [kernels] if isinstance(kernels, Path) else list(kernels)
+        variables = {
+            "GGML_BACKEND_PATH": self.plugin,
+            "GGML_NEURON_LIBNRT": self.libnrt,
+            "GGML_NEURON_KERNEL_DIR": ":".join(map(str, folders)),
+            "GGML_NEURON_RECORD": record,
+            "GGML_NEURON_BUFFERS": buffers,
+            "GGML_NEURON_LOG": int(log),
             "NEURON_SIMULATOR_PYTHON": sys.executable,
-            "NEURON_SIMULATOR_PATH": str(Path(kernelgen.__file__).parents[1]),
-            "NEURON_SIMULATOR_INSTANCE": {one.target: one.name for one in INSTANCES}[target()],
-            "NEURON_RT_NUM_CORES": "1",
+            "NEURON_SIMULATOR_PATH": Path(kernelgen.__file__).parents[1],
+            "NEURON_SIMULATOR_INSTANCE": {instance.target: instance.name for instance in INSTANCES}[target()],
+            "NEURON_SIMULATOR_CACHE": self.compiled,
+            "NEURON_RT_NUM_CORES": cores,
         }
-        if self.compiled:
-            environment["NEURON_SIMULATOR_CACHE"] = str(self.compiled)
-        if kernels:
-            environment["GGML_NEURON_KERNEL_DIR"] = str(kernels)
-        if record:
-            environment["GGML_NEURON_RECORD"] = str(record)
-        if buffers:
-            environment["GGML_NEURON_BUFFERS"] = buffers
-        if log:
-            environment["GGML_NEURON_LOG"] = str(int(log))
-        return environment
+        return without_device(os.environ) | {name: str(value) for name, value in variables.items() if value}
 
     def run(
         self,
@@ -143,168 +164,276 @@ class Programs:
         """
         if preload:
             environment = {**environment, "LD_PRELOAD": str(self.load_backends)}
-        return subprocess.run(
-            [self.llama_cpp / program, *map(str, arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=timeout,
-        )
+        return run([self.llama_cpp / program, *arguments], environment, timeout=timeout)
 
 
-# --- record and build ------------------------------------------------------------------------------------------------------
+def without_device(environment: Iterable[str] | dict[str, str]) -> dict[str, str]:
+    """Returns an environment without the variables of the backend and of the Neuron runtime: programs run on the CPU."""
+    return {name: value for name, value in dict(environment).items() if not name.startswith(("GGML_", "NEURON_"))}
 
 
-@dataclass(frozen=True)
-class BuiltManifest:
-    """The outcome of building a recorded manifest.
+def run(command: Sequence[object], environment: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a program without input and returns the completed process, with stdout and stderr apart."""
+    options = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL} | options
+    return subprocess.run(list(map(str, command)), env=environment, check=False, **options)
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class BuiltPack:
+    """The outcome of building a pack.
 
     Attributes:
-        kernels: the number of kernels in the pack.
-        compiled: the number of kernels compiled now.
-        refused: why ops have no kernel, with the number of ops: no emitter, or the emitter does not support these types.
+        languages: the number of kernels in each language.
+        refused: why a kernel is not in the pack: its emitter, or the lint, does not support it.
         failed: the error of each kernel that should have been built and was not.
-        seconds: the duration.
     """
 
-    kernels: int
-    compiled: int
-    refused: dict[str, int] = field(default_factory=dict)
+    languages: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+
+    @property
+    def kernels(self) -> int:
+        return self.languages.total()
 
 
-class _Reporter:
-    def __init__(self, total: int, say: Say) -> None:
-        self.total, self.say, self.done, self.last = total, say, 0, time.monotonic()
+class Builder:
+    """Builds packs of kernels in this process, in the form of `kernelgen build`, and keeps the HLO that it emitted.
 
-    def warn(self, text: str) -> None:
-        self.say(text)
-
-    def step(self, step: executor.BuildStep) -> None:
-        self.done += 1
-        if time.monotonic() - self.last > 15:
-            self.last = time.monotonic()
-            self.say(f"  {self.done} of {self.total} kernels")
-
-
-def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
-    """Builds the buildable part of a recorded manifest into a pack in `output`; keeps the files of an earlier build.
-
-    A recorded manifest names every requested op, including ops without an emitter. This leaves out the latter.
-
-    Args:
-        recorded: the manifest.
-        output: the folder for the pack and for intermediate files.
-        jobs: the number of workers; one per CPU by default.
-        say: called with progress messages.
+    It does not compile: a program that loads a kernel compiles the same HLO. A kernel that does not load fails there.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    refused: dict[str, int] = {}
-    chosen = output / "chosen.yaml"
-    _choose(recorded, chosen, refused)
-    (request,) = manifest.load([chosen], Catalog([builtin_library()]))
-    built = build_request(request, output, jobs=jobs, say=say)
-    for reason, count in built.refused.items():
-        refused[reason] = refused.get(reason, 0) + count
-    return replace(built, refused=refused)
 
+    def __init__(self) -> None:
+        self.catalog = Catalog([builtin_library()])
+        self.identity = Simulator().identity
+        self.lock = threading.RLock()
+        self._hlos: dict[str, bytes] = {}
 
-def build_request(request: Request, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
-    """Builds the kernels of a request that their emitters support into a pack for `target()`; the arguments are `build`'s."""
-    begun = time.monotonic()
-    libraries = (builtin_library(),)
-    request = replace(request, configs=tuple(c for c in request.configs if c.target == target()))
-    plan = Plan.merge([request])
-    compiler = choice.resolve("simulator")
-    settings = BuildSettings(
-        output=output,
-        compiler=compiler.name,
-        identity=compiler.identity,
-        executable=None,
-        jobs=jobs or len(os.sched_getaffinity(0)),
-        memory_mb=machine_memory_mb(),
-    )
-    refused: dict[str, int] = {}
-    failed: dict[str, str] = {}
-    with locked(settings):
-        result = executor.run(plan, libraries, settings, _Reporter(len(plan.neffs), say))
-        for step in result.steps:
-            if step.failure is None:
-                continue
-            if step.neff.kernel in result.hlos or not _is_refusal(step.failure):
-                failed[step.neff.kernel] = step.failure
-            else:
-                reason = generalize(step.neff.kernel.partition("-")[0] + ": " + step.failure)
-                refused[reason] = refused.get(reason, 0) + 1
-        (whole,) = plan.bundles
-        neffs = {kernel: result.neffs.get(neff) for kernel, neff in whole.neffs().items()}
-        there = {kernel: path for kernel, path in neffs.items() if path is not None}
-        configs = {config.key: config for config in plan.configs}
-        special = tuple((kernel, key) for kernel, key in whole.special if kernel in there)
-        bundles.build(
-            replace(whole, kernels=tuple(sorted(there)), special=special),
-            {k.spec.id: k.spec for k in plan.kernels if k.spec.id in there},
-            {kernel: path for kernel, path in result.hlos.items() if kernel in there},
-            there,
-            configs[whole.config],
-            own_configs={kernel: configs[key] for kernel, key in special},
-            compiler=settings.identity,
-            jax_version=importlib.metadata.version("jax"),
-            tree_path=None,
-            pack_path=output / pack_name(whole.id),
-            embed_folder=None,
+    def load(self, *files: Path) -> Request:
+        """Returns the kernels of manifests in one request for this target."""
+        requests = [manifest.load([file], self.catalog)[0] for file in files]
+        return replace(
+            requests[0],
+            kernels=tuple(kernel for request in requests for kernel in request.kernels),
+            configs=tuple(config for config in requests[0].configs if config.target == target()),
+            special=tuple(special for request in requests for special in request.special),
         )
-    compiled = sum(step.fresh for step in result.steps)
-    return BuiltManifest(len(there), compiled, refused, failed, time.monotonic() - begun)
 
+    def read(
+        self, entries: Sequence[str], languages: Sequence[str] = ()
+    ) -> tuple[dict[str, Kernel], Request | None, dict[str, str]]:
+        """Returns the kernel of each manifest entry, all of them as a request, and why other entries have no kernel."""
+        refused: dict[str, str] = {}
+        head = ["format: 1", "name: group", f"targets: [{target()}]"]
+        head += [f"languages: [{', '.join(languages)}]"] if languages else []
+        head.append("kernels:")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "group.yaml")
+            while rest := [entry for entry in entries if entry not in refused]:
+                file.write_text("\n".join([*head, *(f"  - {entry}" for entry in rest), ""]))
+                try:
+                    request = self.load(file)
+                except KernelgenError as error:
+                    for diagnostic in error.diagnostics:
+                        if diagnostic.location is None or diagnostic.location.line <= len(head):
+                            raise
+                        refused.setdefault(rest[diagnostic.location.line - len(head) - 1], diagnostic.message)
+                else:
+                    return dict(zip(rest, request.kernels, strict=True)), request, refused
+        return {}, None, refused
 
-ODD_KERNEL = '{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'
+    def emit(self, kernel: Kernel) -> bytes:
+        """Returns a kernel's HLO.
 
+        Raises:
+            KernelgenError: its emitter does not support it.
+        """
+        if kernel.id not in self._hlos:
+            emitters = self.catalog.emitters(kernel)
+            self._hlos[kernel.id] = emission.emit(emitters, kernel.spec, targets=kernel.targets).hlo
+        return self._hlos[kernel.id]
 
-def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
-    """Returns the folder with a pack of one kernel that no program requests: the backend offers no device without kernels."""
-    if not list(folder.glob(f"*_{target()}.kernels.gguf")):
+    def pack(self, request: Request, folder: Path) -> BuiltPack:
+        """Writes a pack of a request's kernels into a folder; none if no kernel is supported."""
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = folder / "odd.yaml"
-        manifest.write_text(f"format: 1\nname: odd\ntargets: [{target()}]\nkernels:\n  - {ODD_KERNEL}\n")
-        build(manifest, folder, jobs=1, say=say)
+        plan = Plan.merge([request])
+        planned = plan.entries(plan.bundles[0])
+        kernels = {kernel.id: kernel for kernel in plan.kernels}
+        result = BuiltPack()
+        entries, hlos, neffs = [], [], []
+        with tempfile.TemporaryDirectory(dir=folder) as scratch, self.lock:
+            for entry in planned.entries:
+                try:
+                    hlo = self.emit(kernels[entry.kernel])
+                    refuse_unsupported(hlo, entry.config, entry.kernel)
+                except KernelgenError as error:
+                    result.refused[entry.spec.id] = str(error)
+                    continue
+                except Exception:
+                    result.failed[entry.spec.id] = traceback.format_exc()
+                    continue
+                result.languages[kernels[entry.kernel].language] += 1
+                entries.append(replace(entry, noted=False))
+                hlos.append(Path(scratch, f"{entry.kernel}.hlo.pb"))
+                hlos[-1].write_bytes(hlo)
+                neffs.append(Path(scratch, f"{entry.kernel}.neff"))
+                neffs[-1].write_bytes(container.write_simulated(hlo, entry.config.flags(), self.identity))
+            if entries:
+                build_planned(
+                    replace(planned, entries=tuple(entries)),
+                    hlos,
+                    neffs,
+                    jax_version=importlib.metadata.version("jax"),
+                    pack_path=folder / pack_name(planned.id),
+                )
+        return result
+
+
+@functools.cache
+def builder() -> Builder:
+    return Builder()
+
+
+def odd_kernel(folder: Path) -> Path:
+    """Returns the folder with a pack of one kernel that no program requests: the backend offers no device without kernels."""
+    if not folder.exists():
+        _, request, _ = builder().read(['{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'])
+        assert request
+        builder().pack(request, folder)
     return folder
 
 
-def build_what_runs(
-    programs: Programs, run: Callable[[dict[str, str]], object], folder: Path, *, say: Say = print
-) -> tuple[Path, BuiltManifest]:
-    """Runs something with recording, builds the kernels that it requested, and runs it again, which must request no more.
-
-    Args:
-        programs: the programs to run.
-        run: runs them in the given environment.
-        folder: the folder for the recording and the kernels.
-        say: called with progress messages.
-
-    Returns:
-        The folder with the pack, and the outcome of the build.
+def write_manifest(programs: Programs, output: Path, *arguments: object) -> str:
+    """Runs `kernelgen model` for this target and returns what it printed.
 
     Raises:
-        RuntimeError: the second run requested more kernels.
+        RuntimeError: it failed.
     """
-    recorded, kernels = folder / "recorded.yaml", folder / "kernels"
+    paths = ("--target", target(), "--exporter", exporter(), "--llama-cpp", programs.llama_cpp)
+    words = ["model", *arguments, "-o", output, *paths]
+    printed = io.StringIO()
+    with builder().lock, contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        status = cli.run(list(map(str, words)))
+    if status:
+        raise RuntimeError(printed.getvalue().strip())
+    return printed.getvalue()
+
+
+def build_manifest(file: Path, folder: Path) -> BuiltPack:
+    """Builds all kernels of a manifest.
+
+    Raises:
+        RuntimeError: a kernel can't be built.
+    """
+    pack = builder().pack(builder().load(file), folder)
+    if pack.failed or pack.refused:
+        raise RuntimeError(f"{file}: {pack}")
+    return pack
+
+
+def derive(
+    programs: Programs,
+    model: Path,
+    folder: Path,
+    *more: object,
+    n_tokens: Sequence[int],
+    n_ctx: Sequence[int] | None,
+    cache: str = "f16",
+    fuse: str = "none",
+    weights: str = "none",
+) -> BuiltPack:
+    """Builds into a folder the kernels that `kernelgen model` derives.
+
+    Args:
+        programs: the programs.
+        model: the model's file.
+        folder: the folder for the manifest and the pack.
+        *more: more arguments; they override the others.
+        n_tokens: the numbers of tokens for which there are kernels.
+        n_ctx: the cells of the cache; None for kernels for caches of any length.
+        cache: the type of the cache.
+        fuse: `--fuse`.
+        weights: `--weights`.
+
+    Raises:
+        RuntimeError: a kernel can't be derived or built.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    run(programs.environment(record=recorded))
-    built = build(recorded, kernels, say=say)
-    before = recorded.read_bytes()
-    run(programs.environment(kernels=kernels, record=recorded))
-    if recorded.read_bytes() != before:
-        raise RuntimeError(f"{recorded} changes when its kernels are there")
-    return kernels, built
+    words: list[object] = [model, "--n-ctx", ",".join(map(str, n_ctx)) if n_ctx else "any"]
+    words += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens), "--flash-attn", "on"]
+    words += [word for option in ("k", "v", "k-draft", "v-draft") for word in (f"--type-{option}", cache)]
+    write_manifest(programs, folder / "derived.yaml", *words, "--fuse", fuse, "--weights", weights, *more)
+    return build_manifest(folder / "derived.yaml", folder)
 
 
-def _is_refusal(failure: str) -> bool:
-    """Returns whether an emitter, or the lint after it, refused the kernel with a message; any other failure is a bug."""
-    return "Traceback" not in failure and "error: " in failure
+# --- what the backend prints -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ran:
+    """What the backend ran, from the end of its log (`GGML_NEURON_LOG=1`), summed over all processes of the log.
+
+    Attributes:
+        device: the nodes that ran on NeuronCores, by op.
+        cpu: the nodes that ran on the CPU instead.
+        grouped: the nodes that ran in groups; `launches` counts the launches of groups.
+        all_launches: the launches of all kernels.
+        padded: the launches of kernels for other numbers of tokens.
+        reductions: the reductions over NeuronCores that went through the host's memory.
+    """
+
+    device: Counter[str] = field(default_factory=Counter)
+    cpu: Counter[str] = field(default_factory=Counter)
+    grouped: int = 0
+    launches: int = 0
+    all_launches: int = 0
+    padded: int = 0
+    reductions: int = 0
+
+    @property
+    def on_cpu(self) -> str:
+        return counts(self.cpu) or "0"
+
+
+def ran(log: str) -> Ran:
+    """Returns what the backend's log counts."""
+    result = Ran()
+    for total, where, ops in re.findall(r"(\d+) ops ran on (NeuronCores|the CPU)[^:\n]*(?::([^\n]*))?", log):
+        of_ops = Counter({op: int(count) for count, op in re.findall(r"(\d+) (\w+)", ops)})
+        assert of_ops.total() == int(total), log
+        if where == "NeuronCores":
+            result.device += of_ops
+        else:
+            result.cpu += of_ops
+    for nodes, launches in re.findall(r"(\d+) ops ran in groups, in (\d+) launches", log):
+        result.grouped += int(nodes)
+        result.launches += int(launches)
+
+    def total_of(pattern: str) -> int:
+        return sum(map(int, re.findall(pattern, log)))
+
+    result.all_launches = total_of(r"core \d+: (\d+) launches")
+    result.padded = total_of(r"other numbers of tokens were launched (\d+) times")
+    result.reductions = total_of(r"(\d+) reductions over NeuronCores went through the host's memory")
+    return result
+
+
+_MISSING = re.compile(r"ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
+
+
+def missing_node(line: str) -> tuple[str, str | None] | None:
+    """Returns the manifest entry of a node without a kernel, and why none can be built, or None; from a line of the log at level 2."""
+    match = _MISSING.search(line)
+    return (match["node"], match["reason"]) if match else None
+
+
+def op_of_node(node: str) -> str:
+    """Returns the op of a manifest entry, by kernelgen's name."""
+    match = re.match(r'\{op: "(\w+)"', node)
+    return match[1] if match else node
 
 
 def generalize(reason: str) -> str:
@@ -315,46 +444,64 @@ def generalize(reason: str) -> str:
     return re.sub(r"(?<!\w)\d+(?:\.\d+)?(?!\w)", "n", line)[:160]
 
 
-def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
-    """Writes the manifest with its valid entries only, and counts the other entries by their errors."""
-    catalog = Catalog([builtin_library()])
-    text = recorded.read_text()
-    for _ in range(2):
-        chosen.write_text(text)
-        try:
-            manifest.load([chosen], catalog)
-        except KernelgenError as error:
-            lines = text.splitlines(keepends=True)
-            starts = [number for number, line in enumerate(lines) if re.match(r"\s*- ", line)]
-            dropped: set[int] = set()
-            for diagnostic in error.diagnostics:
-                if diagnostic.location is None or diagnostic.location.line <= (starts[0] if starts else 0):
-                    raise
-                entry = max(start for start in starts if start < diagnostic.location.line)
-                if entry not in dropped:
-                    dropped.add(entry)
-                    reason = generalize(diagnostic.message)
-                    refused[reason] = refused.get(reason, 0) + 1
-            keep = True
-            kept = []
-            for number, line in enumerate(lines):
-                if number in starts:
-                    keep = number not in dropped
-                elif not line.startswith((" ", "-")):
-                    keep = True
-                if keep:
-                    kept.append(line)
-            text = "".join(kept)
+def counts(ops: dict[str, int]) -> str:
+    """Returns counts by op as text, the largest first."""
+    return ", ".join(f"{count} {op}" for op, count in sorted(ops.items(), key=lambda item: (-item[1], item[0])))
+
+
+# --- many cases, tables and pages ------------------------------------------------------------------------------------------
+
+
+def survey(
+    names: Sequence[str],
+    function: Callable[[str], Result],
+    line: Callable[[str, Result], str],
+    *,
+    work: Path | None = None,
+    jobs: int | None = None,
+) -> dict[str, Result]:
+    """Returns a function's result for each name; several run at once. Prints a line on stderr for each.
+
+    Args:
+        names: the names.
+        function: returns a result, given a name.
+        line: describes a result.
+        work: a folder that keeps finished results: a run with the same folder takes them from there.
+        jobs: how many run at once; one per CPU by default.
+    """
+    results: dict[str, Result] = {}
+
+    def do(name: str) -> None:
+        kept = work / f"{name}.result" if work else None
+        begun = time.monotonic()
+        if kept and kept.is_file():
+            results[name] = pickle.loads(kept.read_bytes())
+            how = f"from {work}"
         else:
-            return
-    raise RuntimeError(f"{recorded}: entries could not be distinguished")
+            results[name] = function(name)
+            how = f"{time.monotonic() - begun:.0f} s"
+            if kept:
+                kept.with_suffix(".part").write_bytes(pickle.dumps(results[name]))
+                kept.with_suffix(".part").rename(kept)
+        print(f"{len(results)}/{len(names)} {line(name, results[name])}, {how}", file=sys.stderr, flush=True)
+
+    if work:
+        work.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(do, names))
+    return {name: results[name] for name in names}
 
 
-def ran(log: str) -> dict[str, Counter[str]]:
-    """Returns how many nodes of each op ran on the device, and how many on the CPU instead, from the end of the backend's log."""
-    found: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
-    for total, where, ops in re.findall(r"(\d+) ops ran on (NeuronCores|the CPU)[^:\n]*(?::([^\n]*))?", log):
-        counts = Counter({op: int(count) for count, op in re.findall(r"(\d+) (\w+)", ops)})
-        assert counts.total() == int(total)
-        found["device" if where == "NeuronCores" else "cpu"] += counts
-    return found
+def row(*cells: object) -> str:
+    """Returns a row of a table."""
+    return f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in cells)} |"
+
+
+def write_page(name: str, lines: Iterable[str]) -> None:
+    """Replaces the part of a page of results that a run writes: all after the line that names its command."""
+    page = DOCS / "results" / name
+    head, line, _ = page.read_text(encoding="utf-8").partition(GENERATED)
+    page.write_text("\n".join([head + line, "", *lines, ""]), encoding="utf-8")
+
+
+GENERATED = "<!-- The command writes what follows. -->"

@@ -1,350 +1,315 @@
-"""The runs of llama.cpp's programs in `whole_programs.py`: how each program is called, and which results are compared."""
+"""The runs of llama.cpp's programs in the suites `programs` and `server_chats`: how each is called, and what is compared."""
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+import numpy as np
 
-from program_models import (
-    CONTROL,
-    DRAFT,
-    EAGLE3,
-    FIRST,
-    GEMMA4,
-    GEMMA4_HEAD,
-    MTP,
-    PICTURES,
-    PROJECTOR,
-    SECOND,
-    STEADY_MODEL,
-)
-from program_results import (
-    Results,
-    answers_of_pictures,
-    embeddings,
-    numbers_of_tokens,
-    perplexities,
-    scores,
-    tensors,
-    texts,
-)
+Value = str | float | np.ndarray
+Results = dict[str, Value]
+"""The results of a run, by name: texts, perplexities, or values of tensors."""
+
+
+def texts(pattern: str) -> Callable[[str], Results]:
+    """Returns a function that reads the texts that match a pattern from a program's output."""
+    return lambda printed: {f"text {i}": text for i, text in enumerate(re.findall(pattern, printed, re.MULTILINE))}
+
+
+def perplexities(printed: str) -> Results:
+    """Returns the running perplexities that llama-perplexity prints."""
+    return {f"chunk {chunk}": float(value) for chunk, value in re.findall(r"\[(\d+)\]([\d.]+),", printed)}
+
+
+def tensors(printed: str) -> Results:
+    """Returns the values of tensors that llama-eval-callback prints, and their sums, by number, name and op."""
+    results: Results = {}
+    for i, block in enumerate(re.split(r"^common_debug_cb_eval: ", printed, flags=re.MULTILINE)[1:]):
+        head = re.match(r"\s*(\S.*?) = \(\w+\)\s+(\w+)", block)
+        if head is None:
+            raise RuntimeError(f"llama-eval-callback: {block[:200]!r}")
+        values = [float(v) for v in re.findall(r"(?<=[\[, ])-?(?:\d+\.\d+|nan|inf)(?=[, ])", block)]
+        results[f"{i} {head[1]} {head[2]}"] = np.array(values)
+    return results
+
+
+def embeddings(printed: str) -> Results:
+    """Returns the embeddings that llama-embedding prints as JSON."""
+    found = re.findall(r'"embedding": *\[([^\]]*)\]', printed)
+    return {f"embedding {i}": np.array([float(v) for v in values.split(",")]) for i, values in enumerate(found)}
+
+
+def scores(printed: str) -> Results:
+    """Returns the scores that llama-embedding prints with a reranker."""
+    found = re.findall(r"^rerank score (\d+): *(\S+)", printed, re.MULTILINE)
+    return {f"score {i}": np.array([float(v)]) for i, v in found}
+
+
+def answers_of_pictures(printed: str) -> Results:
+    """Returns the answers of llama-mtmd-cli, which prints little else; none if all pictures have the same answer."""
+    found = texts(r"^(.+)$")(printed)
+    return found if len(set(found.values())) > 1 else {}
+
+
+def numbers_of_tokens(printed: str) -> Results:
+    """Returns the numbers of tokens of llama-bench's tests; its times on a simulated device mean nothing."""
+    found = re.findall(r'"n_prompt": (\d+),\s+"n_gen": (\d+)', printed)
+    return {f"test {i}": f"{prompt} and {generated} tokens" for i, (prompt, generated) in enumerate(found)}
+
+
+_TEXT = texts(r"^((?!llama_completion: ).+)$")
 
 CPU_LIMIT = 1e-4
 """The largest allowed difference from the CPU: normalised mean squared error, or relative for perplexities."""
 FLASH_LIMIT = 1e-3
 """The same with flash attention, in which the CPU accumulates in F16."""
 
-# The CPU computes with F16 values in F16. To compare texts exactly, all values are F32, and without flash attention,
-# which stores F32 as F16.
-F32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
-FLASH = ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
-GREEDY = ("--temp", 0, "--seed", 1)
-GREEDY_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
-"""The samplers on the device for greedy runs."""
-
 
 @dataclass(frozen=True)
-class WholeProgram:
+class Case:
     """A program and its arguments.
 
     Attributes:
-        name: the name for -p and for the table; one program can have several runs.
-        program: its file.
-        arguments: the arguments of each call, in order. The calls share a folder; `{text}` is a file with a text,
-            `{models}` the folder of the model and of the files used with it.
-        read: reads the results from the calls' output.
+        name: the name for --only and for the table; one program can have several runs.
+        commands: the program and the options of each call, in order. The calls share a folder, `{folder}`; `{text}` is a file
+            with a text, `{models}` the folder of the model and of the files used with it.
         what: what is compared, for the table.
+        read: reads the results from the calls' output.
         groups: whether some of its calls have as many tokens as a group's kernel.
         limit: the largest allowed difference from the CPU.
-        derived: arguments of `kernelgen model` for its additional kernels.
-        fuse: whether its additional kernels have layers as groups (`--fuse`).
-        model: the file of the model that it runs; the random one by default.
-        of: the models of `ENCODERS` that it runs with; if empty, those of `MODELS`.
+        derived: options of `kernelgen model` for its additional kernels.
+        fuse: `--fuse` of its additional kernels.
+        model: the name of the model that it runs.
+        of: the models with an encoder that it runs with; if empty, the others.
         remote: whether the device belongs to another process, as on another machine: llama.cpp's --rpc.
     """
 
     name: str
-    program: str
-    arguments: tuple[tuple[object, ...], ...]
-    read: Callable[[str], Results]
-    what: str
+    commands: str | tuple[str, ...]
+    what: str = "a text"
+    read: Callable[[str], Results] = _TEXT
     groups: bool = True
     limit: float = CPU_LIMIT
-    derived: tuple[str, ...] = ()
+    derived: str = ""
     fuse: str = "layer"
-    model: str = "{models}/model.gguf"
+    model: str = "model"
     of: tuple[str, ...] = ()
     remote: bool = False
 
 
-def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
-    return ("-f", "{text}", "-c", 128, "-b", batch, "-ub", ubatch, "--chunks", 4, *FLASH, *more)
+# The CPU computes with F16 values in F16. To compare texts exactly, all values are F32, and without flash attention,
+# which stores F32 as F16.
+F32 = "-fa off -ctk f32 -ctv f32"
+FLASH = "-fa on -ctk f16 -ctv f16"
+GREEDY = "--temp 0 --seed 1"
+GREEDY_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
+"""The samplers on the device for greedy runs."""
+
+_SMALL = "-c 256 -ub 32"
+_SAMPLED = f"-no-cnv --no-display-prompt -ub 32 {GREEDY} {F32}"
+_COMPLETE = f"--ignore-eos {_SAMPLED}"
+_SHORT = f"llama-completion -p abcdef -n 20 -c 256 {_COMPLETE}"
+_LONG = f"llama-completion -p abcdef -n 280 -c 512 {_COMPLETE}"
+_STATE = f"llama-completion -p abcdef -n 40 -c 256 --prompt-cache {{folder}}/state {_COMPLETE}"
+_PARALLEL = f"llama-parallel -np 4 -ns 8 -n 20 -c 2048 -b 2048 -ub 32 -kvu -pps --ignore-eos {GREEDY} {F32}"
+_PERPLEXITY = f"llama-perplexity -f {{text}} -c 128 --chunks 4 {FLASH}"
+_DRAFTED = f"llama-speculative-simple -p abcdef -n 30 {_SMALL} -ngld 99 {GREEDY} {F32} -ctkd f32 -ctvd f32"
+_CHAT = f"llama-cli -p abcdef -n 40 {_SMALL} --single-turn --simple-io --ignore-eos {GREEDY} {F32}"
+_PROJECTOR = "--mmproj {models}/projector.gguf"
+_SEE = f"llama-mtmd-cli {_PROJECTOR} -p abcdef -n 40 {_SMALL} --chat-template chatml --ignore-eos {GREEDY} {F32}"
+_EMBED = f"llama-embedding -p 'abcdef\nabc\nabcdefghi' -b 32 {_SMALL}"
+_NODES = f"llama-eval-callback -p abc {_SMALL}"
+_ADAPTERS = "--lora-scaled {models}/first-adapter.gguf:0.5 --lora {models}/second-adapter.gguf"
+_YARN = "--rope-scaling yarn --rope-scale 4"
+_HEAD = "--model-draft {models}/gemma4-head.gguf"
+_EAGLE3 = "--spec-type draft-eagle3 --model-draft {models}/eagle3.gguf"
+_DRAFT = "--model-draft {models}/draft.gguf"
+_ANSWER = texts(r"^> abcdef\n((?:.|\n)*?)\n+(?:\[ Prompt: .*\n+)?Exiting\.\.\.$")
+_BERT, _T5 = ("bert", "bert-mean"), ("t5",)
 
 
-_COMPLETE = ("-no-cnv", "--ignore-eos", "--no-display-prompt", "-ub", 32, *GREEDY, *F32)
-_PARALLEL = ("-ns", 8, "-n", 20, "-c", 2048, "-b", 2048, "-ub", 32, "-kvu", "-pps", "--ignore-eos", *GREEDY, *F32)
-_SHORT = ("-p", "abcdef", "-n", 20, "-c", 256, *_COMPLETE)
-_SPECULATIVE = (
-    "-p",
-    "abcdef",
-    "-n",
-    30,
-    "-c",
-    256,
-    "-ub",
-    32,
-    "-ngld",
-    99,
-    *GREEDY,
-    *F32,
-    "-ctkd",
-    "f32",
-    "-ctvd",
-    "f32",
-)
-_CHAT = ("-n", 40, "-c", 256, "-ub", 32, "--single-turn", "--simple-io", "--ignore-eos", *GREEDY, *F32)
-_SEE = ("-n", 40, "-c", 256, "-ub", 32, "--chat-template", "chatml", "--ignore-eos", *GREEDY, *F32)
-_ANSWER = r"^> abcdef\n((?:.|\n)*?)\n+(?:\[ Prompt: .*\n+)?Exiting\.\.\.$"
-_RESPONSE = r"Response: (.*?)\x1b\[0m\n"
-_TEXT = r"^((?!llama_completion: ).+)$"
-_SEVERAL = ("-p", "abcdef\nabc\nabcdefghi", "-c", 256, "-b", 32, "-ub", 32)
+def _drafts(name: str, kind: str, what: str, options: str = "", model: str = "steady", derived: str = "") -> Case:
+    return Case(name, f"{_DRAFTED} --spec-type {kind} {options}", what, derived=derived, model=model)
+
 
 CASES = (
-    WholeProgram(
-        "bench",
-        "llama-bench",
-        (("-p", "32,8", "-n", 8, "-r", 1, "-ub", 32, "-o", "json", "-fa", 1),),
-        numbers_of_tokens,
-        "its tests",
-    ),
-    WholeProgram(
-        "perplexity", "llama-perplexity", (_perplexity(128, 32),), perplexities, "-b 128 -ub 32", limit=FLASH_LIMIT
-    ),
-    WholeProgram(
-        "perplexity-odd", "llama-perplexity", (_perplexity(100, 33),), perplexities, "-b 100 -ub 33", False, FLASH_LIMIT
-    ),
-    WholeProgram(
-        "perplexity-short", "llama-perplexity", (_perplexity(77, 13),), perplexities, "-b 77 -ub 13", False, FLASH_LIMIT
-    ),
-    WholeProgram(
-        "eval-callback",
-        "llama-eval-callback",
-        (("-p", "abcde", "-c", 256, "-ub", 32, *F32),),
-        tensors,
-        "every tensor",
-        groups=False,
-    ),
-    WholeProgram(
-        "parallel",
-        "llama-parallel",
-        (("-np", 4, *_PARALLEL),),
-        texts(_RESPONSE),
-        "texts of 8 clients, -np 4",
-        groups=False,
-    ),
-    WholeProgram(
-        "completion", "llama-completion", (("-p", "abcdef", "-n", 60, "-c", 256, *_COMPLETE),), texts(_TEXT), "a text"
-    ),
-    WholeProgram(
+    Case("bench", "llama-bench -p 32,8 -n 8 -r 1 -ub 32 -o json -fa 1", "its tests", numbers_of_tokens),
+    Case("perplexity", f"{_PERPLEXITY} -b 128 -ub 32", "-b 128 -ub 32", perplexities, limit=FLASH_LIMIT),
+    Case("perplexity-odd", f"{_PERPLEXITY} -b 100 -ub 33", "-b 100 -ub 33", perplexities, False, FLASH_LIMIT),
+    Case("perplexity-short", f"{_PERPLEXITY} -b 77 -ub 13", "-b 77 -ub 13", perplexities, False, FLASH_LIMIT),
+    Case("eval-callback", f"llama-eval-callback -p abcde {_SMALL} {F32}", "every tensor", tensors, False),
+    Case("parallel", _PARALLEL, "texts of 8 clients, -np 4", texts(r"Response: (.*?)\x1b\[0m\n"), False),
+    Case("completion", f"llama-completion -p abcdef -n 60 -c 256 {_COMPLETE}"),
+    Case(
         "context-shift",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 320, "-c", 256, "--context-shift", *_COMPLETE),),
-        texts(_TEXT),
+        f"llama-completion -p abcdef -n 320 -c 256 --context-shift {_COMPLETE}",
         "a text longer than the cache",
-        derived=("--context-shift",),
+        derived="--context-shift",
     ),
-    WholeProgram(
+    Case(
         "saved-state",
-        "llama-completion",
-        (
-            ("-p", "abcdef", "-n", 40, "-c", 256, "--prompt-cache", "{folder}/state", "--prompt-cache-all", *_COMPLETE),
-            ("-p", "abcdef", "-n", 40, "-c", 256, "--prompt-cache", "{folder}/state", "--prompt-cache-ro", *_COMPLETE),
-        ),
-        texts(_TEXT),
+        (f"{_STATE} --prompt-cache-all", f"{_STATE} --prompt-cache-ro"),
         "texts before and after loading",
     ),
-    WholeProgram(
+    Case(
         "save-load-state",
-        "test-save-load-state",
-        (("-c", 256, "-ub", 32, *FLASH),),
-        texts(r"(All tests passed)"),
+        f"test-save-load-state -c 256 -ub 32 {FLASH}",
         "its own checks",
-        # one of its contexts has no flash attention
-        derived=("--type-k", "f16", "--type-v", "f16"),
+        texts(r"(All tests passed)"),
+        derived="--type-k f16 --type-v f16",  # one of its contexts has no flash attention
     ),
-    WholeProgram(
+    Case(
         "adapters",
-        "llama-completion",
-        (("--lora-scaled", f"{FIRST}:0.5", "--lora", SECOND, *_SHORT),),
-        texts(_TEXT),
+        f"{_SHORT} {_ADAPTERS}",
         "a text with two adapters",
-        derived=("--lora", f"{FIRST}:0.5", "--lora", SECOND),
+        derived=_ADAPTERS.replace("--lora-scaled", "--lora"),
     ),
-    WholeProgram(
+    Case(
         "control-vector",
-        "llama-completion",
-        (("--control-vector", CONTROL, *_SHORT),),
-        texts(_TEXT),
+        f"{_SHORT} --control-vector {{models}}/control.gguf",
         "a text with a control vector",
-        derived=("--control-vector",),
+        derived="--control-vector",
     ),
-    WholeProgram(
-        "yarn",
-        "llama-completion",
-        (("--rope-scaling", "yarn", "--rope-scale", 4, *_SHORT),),
-        texts(_TEXT),
-        "a text with scaled positions",
-        derived=("--rope-scaling", "yarn", "--rope-scale", "4"),
-    ),
-    WholeProgram(
-        "draft",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-simple", "--model-draft", DRAFT, "--spec-draft-n-max", 8, *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with a draft",
-        derived=("--model-draft", DRAFT),
-        model=STEADY_MODEL,
-    ),
-    WholeProgram(
-        "mtp",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-mtp", "--spec-draft-n-max", 4, *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with an MTP head",
-        derived=("--spec-type", "draft-mtp"),
-        model=MTP,
-    ),
-    WholeProgram(
+    Case("yarn", f"{_SHORT} {_YARN}", "a text with scaled positions", derived=_YARN),
+    _drafts("draft", "draft-simple", "a text with a draft", f"{_DRAFT} --spec-draft-n-max 8", derived=_DRAFT),
+    _drafts("mtp", "draft-mtp", "a text with an MTP head", "--spec-draft-n-max 4", "mtp", "--spec-type draft-mtp"),
+    _drafts(
         "gemma4-mtp",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-mtp", "--model-draft", GEMMA4_HEAD, "--spec-draft-n-max", 4, *_SPECULATIVE),),
-        texts(_TEXT),
+        "draft-mtp",
         "a text with a head of Gemma 4",
-        derived=("--spec-type", "draft-mtp", "--model-draft", GEMMA4_HEAD),
-        model=GEMMA4,
+        f"{_HEAD} --spec-draft-n-max 4",
+        "gemma4",
+        f"--spec-type draft-mtp {_HEAD}",
     ),
-    WholeProgram(
+    _drafts(
         "eagle3",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-eagle3", "--model-draft", EAGLE3, "--spec-draft-n-max", 4, *_SPECULATIVE),),
-        texts(_TEXT),
+        "draft-eagle3",
         "a text with an Eagle3 draft",
-        derived=("--spec-type", "draft-eagle3", "--model-draft", EAGLE3),
-        model=STEADY_MODEL,
+        "--model-draft {models}/eagle3.gguf --spec-draft-n-max 4",
+        derived=_EAGLE3,
     ),
-    WholeProgram(
-        "n-gram",
-        "llama-speculative-simple",
-        (("--spec-type", "ngram-simple", *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with n-grams as a draft",
-    ),
-    WholeProgram(
+    _drafts("n-gram", "ngram-simple", "a text with n-grams as a draft", model="model"),
+    Case(
         "sampling",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 60, "-c", 256, "--backend-sampling", *(w for w in _COMPLETE if w != "--ignore-eos")),),
-        texts(_TEXT),
+        f"llama-completion -p abcdef -n 60 -c 256 --backend-sampling {_SAMPLED}",
         "a text that is sampled on the device",
-        derived=("--samplers", GREEDY_CHAIN),
+        derived=f"--samplers {GREEDY_CHAIN}",
     ),
-    WholeProgram("chat", "llama-cli", (("-p", "abcdef", *_CHAT),), texts(_ANSWER), "an answer"),
-    WholeProgram(
-        "remote", "llama-cli", (("-p", "abcdef", *_CHAT),), texts(_ANSWER), "an answer, with --rpc", remote=True
-    ),
-    WholeProgram(
+    Case("chat", _CHAT, "an answer", _ANSWER),
+    Case("remote", _CHAT, "an answer, with --rpc", _ANSWER, remote=True),
+    Case(
         "pictures",
-        "llama-mtmd-cli",
-        tuple(("--mmproj", PROJECTOR, "--image", picture, "-p", "abcdef", *_SEE) for picture in PICTURES),
-        answers_of_pictures,
+        tuple(f"{_SEE} --image {{models}}/{name}.ppm" for name in ("first", "second")),
         "answers about two pictures",
-        derived=("--mmproj", PROJECTOR),
+        answers_of_pictures,
+        derived=_PROJECTOR,
     ),
-    WholeProgram(
+    Case(
         "embedding",
-        "llama-embedding",
-        (("-p", "abcdef", "-c", 256, "-ub", 32, "--pooling", "last", "--embd-output-format", "json", *F32),),
-        embeddings,
+        f"llama-embedding -p abcdef {_SMALL} --pooling last --embd-output-format json {F32}",
         "an embedding",
-        derived=("--embeddings", "--pooling", "last"),
-    ),
-    WholeProgram(
-        "encoder",
-        "llama-embedding",
-        ((*_SEVERAL, "--embd-output-format", "json", *F32),),
         embeddings,
-        "embeddings of three texts",
-        of=("bert", "bert-mean"),
+        derived="--embeddings --pooling last",
     ),
-    WholeProgram(
+    Case("encoder", f"{_EMBED} --embd-output-format json {F32}", "embeddings of three texts", embeddings, of=_BERT),
+    Case(
         "encoder-flash",
-        "llama-embedding",
-        ((*_SEVERAL, "--embd-output-format", "json", *FLASH),),
-        embeddings,
+        f"{_EMBED} --embd-output-format json {FLASH}",
         "embeddings of three texts, -fa on",
+        embeddings,
         limit=FLASH_LIMIT,
-        of=("bert", "bert-mean"),
+        of=_BERT,
     ),
-    WholeProgram(
-        "reranker",
-        "llama-embedding",
-        ((*_SEVERAL, *F32),),
-        scores,
-        "scores of three texts",
-        of=("reranker",),
+    Case("reranker", f"{_EMBED} {F32}", "scores of three texts", scores, of=("reranker",)),
+    Case("encoder-decoder", _SHORT, of=_T5),
+    Case("encoder-decoder-long", _LONG, "a text of more than 256 tokens", of=_T5),
+    Case("encoder-decoder-none", _SHORT, fuse="none", of=_T5),
+    Case("encoder-decoder-long-none", _LONG, "a text of more than 256 tokens", fuse="none", of=_T5),
+    Case("encoder-nodes", f"{_NODES} {F32}", "every tensor", tensors, False, of=("bert",)),
+    Case("encoder-nodes-flash", f"{_NODES} {FLASH}", "every tensor, -fa on", tensors, False, FLASH_LIMIT, of=("bert",)),
+    Case("two-layers", f"{_SHORT} -ngl 2", groups=False),
+    Case("cache-on-the-cpu", f"{_SHORT} --no-kv-offload", groups=False),
+    Case("not-mapped", f"{_SHORT} --load-mode none"),
+    Case("locked", f"{_SHORT} --load-mode mlock"),
+    Case("tensors-on-the-cpu", f"{_SHORT} -ot 'ffn_.*=CPU'", groups=False),
+    Case("grammar", f"{_SHORT} --grammar 'root ::= [a-z]+'"),
+)
+
+N_SLOTS, N_CHATS = 4, 6
+SERVER_CTX = 512
+N_LONGEST = 24
+"""The most tokens of an answer."""
+
+
+@dataclass(frozen=True)
+class ServerCase:
+    """A configuration of llama-server.
+
+    Attributes:
+        name: the name for --only and for the table.
+        options: options of the server; `{models}` is the folder of the files.
+        only: options for the device only: drafting does not change an answer, so the CPU runs without it.
+        derived: options of `kernelgen model`.
+        model: the name of its model.
+        drafts: whether tokens are drafted.
+        pictures: whether each question has a picture.
+        n_ctx: the cells of the cache.
+        story: the tokens of the longest answer; if the cache can't hold them, the server shifts it.
+    """
+
+    name: str
+    options: str
+    only: str
+    derived: str
+    model: str = "model"
+    drafts: bool = False
+    pictures: bool = False
+    n_ctx: int = SERVER_CTX
+    story: int = N_LONGEST
+
+
+_MTP = f"--spec-type draft-mtp --n-seq-max {N_SLOTS}"
+SERVER_CASES = (
+    ServerCase(
+        "draft-and-adapter",
+        "--lora-scaled {models}/adapter.gguf:0.5",
+        f"--spec-type draft-simple {_DRAFT} -ngld 99 --spec-draft-n-max 8",
+        f"{_DRAFT} --lora {{models}}/adapter.gguf:0.5",
+        drafts=True,
     ),
-    WholeProgram("encoder-decoder", "llama-completion", (_SHORT,), texts(_TEXT), "a text", of=("t5",)),
-    WholeProgram(
-        "encoder-decoder-long",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 280, "-c", 512, *_COMPLETE),),
-        texts(_TEXT),
-        "a text of more than 256 tokens",
-        of=("t5",),
+    ServerCase("mtp", "", "--spec-type draft-mtp --spec-draft-n-max 4", _MTP, "mtp", drafts=True),
+    ServerCase(
+        "gemma4-mtp",
+        "",
+        f"--spec-type draft-mtp {_HEAD} -ngld 99 --spec-draft-n-max 4",
+        f"{_MTP} {_HEAD}",
+        "gemma4",
+        drafts=True,
     ),
-    WholeProgram(
-        "encoder-decoder-none", "llama-completion", (_SHORT,), texts(_TEXT), "a text", fuse="none", of=("t5",)
+    ServerCase(
+        "eagle3", "", f"{_EAGLE3} -ngld 99 --spec-draft-n-max 4", f"{_EAGLE3} --n-seq-max {N_SLOTS}", drafts=True
     ),
-    WholeProgram(
-        "encoder-decoder-long-none",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 280, "-c", 512, *_COMPLETE),),
-        texts(_TEXT),
-        "a text of more than 256 tokens",
-        fuse="none",
-        of=("t5",),
+    ServerCase(
+        "sampling",
+        "",
+        "--backend-sampling",
+        f"--samplers {GREEDY_CHAIN} --samplers none --n-seq-max {N_SLOTS}",
     ),
-    WholeProgram(
-        "encoder-nodes",
-        "llama-eval-callback",
-        (("-p", "abc", "-c", 256, "-ub", 32, *F32),),
-        tensors,
-        "every tensor",
-        groups=False,
-        of=("bert",),
+    ServerCase(
+        "longer",
+        "--context-shift --ignore-eos",
+        "",
+        f"--context-shift --n-seq-max {N_SLOTS}",
+        story=SERVER_CTX + N_LONGEST,
     ),
-    WholeProgram(
-        "encoder-nodes-flash",
-        "llama-eval-callback",
-        (("-p", "abc", "-c", 256, "-ub", 32, *FLASH),),
-        tensors,
-        "every tensor, -fa on",
-        groups=False,
-        limit=FLASH_LIMIT,
-        of=("bert",),
-    ),
-    *(
-        WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)
-        for name, options, groups in (
-            ("two-layers", ("-ngl", 2), False),
-            ("cache-on-the-cpu", ("--no-kv-offload",), False),
-            ("not-mapped", ("--load-mode", "none"), True),
-            ("locked", ("--load-mode", "mlock"), True),
-            ("tensors-on-the-cpu", ("-ot", "ffn_.*=CPU"), False),
-            ("grammar", ("--grammar", "root ::= [a-z]+"), True),
-        )
+    ServerCase(
+        "pictures",
+        _PROJECTOR,
+        "",
+        _PROJECTOR,
+        pictures=True,
+        n_ctx=2 * SERVER_CTX,
     ),
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import enum
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -35,20 +34,14 @@ class Size:
     """The window of every other layer of a Gemma 3, in tokens."""
 
 
-class ByGgml(enum.IntEnum):
-    """Types to which ggml quantizes and gguf can't, with ggml's numbers."""
-
-    Q1_0 = 41
-    Q2_0 = 42
-
-
-Weights = type[np.floating] | gguf.GGMLQuantizationType | ByGgml
+Weights = type[np.floating] | gguf.GGMLQuantizationType
 """The type of matrices."""
 
 _ALIGNMENT = 32
 """The alignment of tensors in a GGUF file, in bytes."""
 
 _SPECIAL = ("<unk>", "<s>", "</s>")
+_LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 
 
 def write(
@@ -69,9 +62,8 @@ def write(
     Args:
         path: the file.
         seed: the seed of the weights.
-        weights: the type of the matrices: a float type, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0,
-            MXFP4, NVFP4, or a member of `ByGgml`, which needs llama.cpp's libraries. The norms are F32, as in real
-            files.
+        weights: the type of the matrices: a float type, a type to which gguf quantizes, or Q4_K. The norms are F32, as in
+            real files.
         architecture: `llama` (also for a Mixtral); `qwen3`, which normalizes the heads of queries and keys; or
             `gemma3`, which also normalizes the output of each layer before adding it.
         size: the sizes of the model.
@@ -110,40 +102,80 @@ def write(
     tensors.norm("output_norm.weight", size.n_embd)
     if not tied:
         tensors.matrix("output.weight", n_vocab, size.n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    if sparse:
-        writer.write_ti_data_to_file()
-    else:
-        writer.write_tensors_to_file()
-    writer.close()
-    if sparse:
-        data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
-        os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
+    _finish(writer, path if sparse else None)
 
 
-def write_shorter(path: Path, model: Path, n_layer: int) -> None:
-    """Writes the first layers of a model from `write`, with its embedding and output matrix: a draft of the model.
+def _rewrite(
+    path: Path, source: Path, field: Callable[[str, Any], Any], tensors: Callable[[str], Iterable[str]], kind: str
+) -> None:
+    """Writes a file's header and tensors again.
 
     Args:
-        path: the file.
-        model: the model's file.
-        n_layer: the number of layers.
+        path: the new file.
+        source: the file.
+        field: returns a field's new value, given its name and value; None or an empty list leaves it out.
+        tensors: returns the new names of a tensor: none leaves it out, several repeat it.
+        kind: the tensors' data: `same`, `f32` for F32, `hole` for none.
     """
-    reader = gguf.GGUFReader(model)
-    architecture = reader.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, architecture)
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        kind, *rest = field.types
-        value = n_layer if field.name == f"{architecture}.block_count" else field.contents()
-        writer.add_key_value(field.name, value, kind, rest[0] if rest else None)
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, entry in reader.fields.items():
+        value = field(name, entry.contents())
+        if not name.startswith("GGUF.") and name != "general.architecture" and value is not None and value != []:
+            writer.add_key_value(name, value, entry.types[0], entry.types[-1] if len(entry.types) > 1 else None)
     for tensor in reader.tensors:
-        layer = re.match(r"blk\.(\d+)\.", tensor.name)
-        if layer is None or int(layer[1]) < n_layer:
-            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    _finish(writer)
+        for name in tensors(tensor.name):
+            if kind == "hole":
+                shape = [int(n) for n in reversed(tensor.shape)]
+                # With a type of the file, gguf does not look at the type in NumPy.
+                writer.add_tensor_info(name, shape, np.dtype(np.float32), int(tensor.n_bytes), tensor.tensor_type)
+            elif kind == "f32":
+                writer.add_tensor(name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+            else:
+                writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    _finish(writer, path if kind == "hole" else None)
+
+
+def write_f32(path: Path, source: Path) -> None:
+    """Writes a model with all weights in F32."""
+    types = {"general.file_type", "general.quantization_version"}
+    _rewrite(path, source, lambda name, value: None if name in types else value, lambda name: [name], "f32")
+
+
+def write_shorter(path: Path, source: Path, n_layer: int) -> None:
+    """Writes the first layers of a model, with its embedding and output matrix: a draft of the model."""
+
+    def tensors(name: str) -> list[str]:
+        layer = _LAYER.match(name)
+        return [name] if layer is None or int(layer[1]) < n_layer else []
+
+    _rewrite(path, source, lambda name, value: n_layer if name.endswith(".block_count") else value, tensors, "same")
+
+
+def write_longer(path: Path, source: Path, first: int, times: int) -> None:
+    """Writes a model's header with the layers from `first` on repeated `times` times, and a hole as the tensors' data."""
+    n = n_layer(source)
+
+    def field(name: str, value: Any) -> Any:
+        if name.endswith(".block_count"):
+            return first + (n - first) * times
+        if isinstance(value, list) and len(value) == n and not any(word in name for word in ("sections", "tokenizer.")):
+            return value[:first] + value[first:] * times
+        return value
+
+    def tensors(name: str) -> list[str]:
+        layer = _LAYER.match(name)
+        if layer is None or int(layer[1]) < first:
+            return [name]
+        return [f"blk.{int(layer[1]) + k * (n - first)}.{layer[2]}" for k in range(times)]
+
+    _rewrite(path, source, field, tensors, "hole")
+
+
+def n_layer(file: Path) -> int:
+    """Returns the number of layers in a model's header."""
+    fields = gguf.GGUFReader(file).fields
+    return int(fields[f"{fields['general.architecture'].contents()}.block_count"].contents())
 
 
 def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
@@ -494,12 +526,18 @@ def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> int:
     return len(tokens)
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
-    """Writes the file and closes it."""
+def _finish(writer: gguf.GGUFWriter, sparse: Path | None = None) -> None:
+    """Writes the file and closes it; `sparse` is its path if the tensors' data is a hole."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    if not sparse:
+        writer.write_tensors_to_file()
+        writer.close()
+        return
+    writer.write_ti_data_to_file()
     writer.close()
+    data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
+    os.truncate(sparse, sparse.stat().st_size + -sparse.stat().st_size % _ALIGNMENT + sum(data))
 
 
 @dataclass(frozen=True)
@@ -517,26 +555,19 @@ class _Tensors:
         The values are multiplied by `scale`; then `plus` is added.
         """
         columns = shape[-1]
-        quantized = isinstance(self.weights, gguf.GGMLQuantizationType | ByGgml)
+        quantized = isinstance(self.weights, gguf.GGMLQuantizationType)
         if self.sparse:
             assert not quantized
             dtype = np.dtype(self.weights)
             self.writer.add_tensor_info(name, shape, dtype, math.prod(shape) * dtype.itemsize)
             return
-        if self.weights in _RANDOM_BLOCKS:
-            rows, _ = shape
-            self.writer.add_tensor(
-                name, _random_blocks(self.random, self.weights, rows, columns), raw_dtype=self.weights
-            )
+        if self.weights == gguf.GGMLQuantizationType.Q4_K:
+            self.writer.add_tensor(name, _random_q4_k(self.random, *shape), raw_dtype=self.weights)
             return
         values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(columns))
         if scale != 1 or np.any(plus):
             values = values * np.float32(scale) + np.asarray(plus, np.float32)
-        if isinstance(self.weights, ByGgml):
-            # A view as 16-bit numbers: for bytes, gguf would require the block size of the type, which it lacks.
-            data = _quantized_by_ggml(values, self.weights).view(np.int16)
-            self.writer.add_tensor(name, data, raw_shape=shape, raw_dtype=self.weights)
-        elif quantized:
+        if quantized:
             self.writer.add_tensor(name, gguf.quants.quantize(values, self.weights), raw_dtype=self.weights)
         else:
             self.writer.add_tensor(name, values.astype(self.weights))
@@ -548,76 +579,22 @@ class _Tensors:
         self.writer.add_tensor(name, 1 + 0.1 * self.random.standard_normal(n, dtype=np.float32))
 
 
-def _quantized_by_ggml(values: np.ndarray, kind: ByGgml) -> np.ndarray:
-    """Returns a matrix's blocks: one row of bytes per row of the matrix.
-
-    Raises:
-        FileNotFoundError: llama.cpp's libraries do not exist.
-    """
-    import harness
-
-    library = ctypes.CDLL(str(harness.Programs.find().llama_cpp / "libggml-base.so"))
-    quantize, row_size = library.ggml_quantize_chunk, library.ggml_row_size
-    quantize.restype = row_size.restype = ctypes.c_size_t
-    rows, columns = values.shape
-    values = np.ascontiguousarray(values, np.float32)
-    data = np.empty((rows, row_size(ctypes.c_int(kind), ctypes.c_int64(columns))), np.uint8)
-    numbers = (ctypes.c_int64(n) for n in (0, rows, columns))
-    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, data))
-    written = quantize(ctypes.c_int(kind), *pointers, *numbers, None)
-    assert written == data.nbytes
-    return data
-
-
-_RANDOM_BLOCKS = {
-    gguf.GGMLQuantizationType.Q2_K: (80, 82),
-    gguf.GGMLQuantizationType.Q3_K: (108,),
-    gguf.GGMLQuantizationType.Q4_K: (0, 2),
-    gguf.GGMLQuantizationType.Q5_K: (0, 2),
-    gguf.GGMLQuantizationType.Q6_K: (208,),
-    gguf.GGMLQuantizationType.IQ4_NL: (0,),
-    gguf.GGMLQuantizationType.IQ4_XS: (0,),
-    gguf.GGMLQuantizationType.IQ1_S: (0,),
-    gguf.GGMLQuantizationType.IQ1_M: (48,),
-    gguf.GGMLQuantizationType.IQ2_XXS: (0,),
-    gguf.GGMLQuantizationType.IQ2_XS: (0,),
-    gguf.GGMLQuantizationType.IQ2_S: (0,),
-    gguf.GGMLQuantizationType.IQ3_XXS: (0,),
-    gguf.GGMLQuantizationType.IQ3_S: (0,),
-    gguf.GGMLQuantizationType.NVFP4: (0,),
-}
-"""Types to which gguf can't quantize, with the offsets in a block of the factors of its scales and minima (ggml-common.h).
-
-The factors are F16 numbers, except those for which `_set_factor` has another format.
-"""
-
-
-def _set_factor(data: np.ndarray, kind: gguf.GGMLQuantizationType, at: int, factor: float) -> None:
-    """Writes a factor into blocks [blocks, bytes]."""
-    half = np.array([factor], np.float16)
-    if kind == gguf.GGMLQuantizationType.NVFP4:  # four scales in E4M3, which are halved when read
-        data[:, at : at + 4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.array([2 * factor]))
-    elif kind == gguf.GGMLQuantizationType.IQ1_M:  # in the upper halves of every other byte
-        quarters = (half.view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16)) & np.uint16(15)
-        data[:, at + 1 : at + 8 : 2] = (data[:, at + 1 : at + 8 : 2] & 15) | (quarters << 4).astype(np.uint8)
-    else:
-        data[:, at : at + 2] = half.view(np.uint8)
-
-
-def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
-    """Returns random blocks whose values have a matrix's standard deviation; types with minima have mean 0."""
+def _random_q4_k(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Returns random blocks of Q4_K, to which gguf can't quantize; their values have mean 0 and a matrix's standard deviation."""
+    kind = gguf.GGMLQuantizationType.Q4_K
     block, size = gguf.GGML_QUANT_SIZES[kind]
     data = random.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
-    places = _RANDOM_BLOCKS[kind]
 
-    def values(*factors: float) -> np.ndarray:
+    def set_factors(blocks: np.ndarray, scale: float, minimum: float) -> None:
+        """Writes the factors of the scales and of the minima, which stand first in a block."""
+        blocks[:, :4] = np.array([scale, minimum], np.float16).view(np.uint8)
+
+    def values(scale: float, minimum: float) -> np.ndarray:
         sample = data[:1024].copy()
-        for at, factor in zip(places, factors, strict=True):
-            _set_factor(sample, kind, at, factor)
-        return gguf.quants.dequantize(sample, kind)
+        set_factors(sample, scale, minimum)
+        return np.asarray(gguf.quants.dequantize(sample, kind))
 
-    factors = [1.0, values(1, 0).mean() / -values(0, 1).mean()] if len(places) == 2 else [1.0]
-    scale = 1 / (np.sqrt(np.float32(columns)) * values(*factors).std())
-    for at, factor in zip(places, factors, strict=True):
-        _set_factor(data, kind, at, factor * scale)
+    minimum = values(1, 0).mean() / -values(0, 1).mean()
+    factor = 1 / (np.sqrt(np.float32(columns)) * values(1, minimum).std())
+    set_factors(data, factor, minimum * factor)
     return data.reshape(rows, -1)

@@ -92,7 +92,7 @@ def _ops(catalog: Catalog) -> list[dict[str, Any]]:
 def architectures() -> dict[str, list[str]]:
     """Returns llama.cpp's model architectures that need an op, by op.
 
-    The table is recorded by running them (`tools/llama_cpp/models.py --write-table`).
+    The table is recorded by running them (`./bazelw run //tools/llama_cpp:models -- --write-page`).
     """
     found: dict[str, list[str]] = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
     return found

@@ -32,41 +32,21 @@
 // sequences that the call did not name and whose state changed on the device but not on the CPU; and the ops in the device's
 // context that the scheduler gave to the CPU (from its log with GGML_SCHED_DEBUG=2, once for each new graph).
 
-#include "ggml-backend.h"
-#include "llama.h"
-#include "scheduler_log.h"
 #include "script.h"
-#include "sides.h"
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <thread>
-#include <vector>
 
-static int run(int argc, char ** argv, enum llama_split_mode split) {
-    llama_log_set(read_log, nullptr);
-    ggml_backend_load_all_from_path(argv[1]);
-    if (const char * plugin = getenv("GGML_BACKEND_PATH")) {
-        ggml_backend_load(plugin);
-    }
-    std::vector<ggml_backend_dev_t> devices;
-    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-        ggml_backend_dev_t device = ggml_backend_dev_get(i);
-        if (strncmp(ggml_backend_dev_name(device), "NEURON", 6) == 0) {
-            devices.push_back(device);
-        }
-    }
-    if (devices.empty()) {
-        fail("there is no NeuronCore");
-    }
-    devices.push_back(nullptr);
+static void run(int argc, char ** argv, enum llama_split_mode split) {
+    const std::vector<ggml_backend_dev_t> devices = load_backends(argv[1]);
+
     models all;
     all.device = load_model(argv[2], devices, split);
-    all.cpu    = load_model(argv[2], { nullptr }, LLAMA_SPLIT_MODE_LAYER);
-    all.text   = tokens_of(all.cpu, argv[3]);
+    all.cpu    = load_model(argv[2], {});
+    all.text   = tokens_of(all.cpu.get(), argv[3]);
 
     std::vector<std::thread> threads;
     std::atomic<bool>        failed{ false };
@@ -88,24 +68,15 @@ static int run(int argc, char ** argv, enum llama_split_mode split) {
     for (std::thread & thread : threads) {
         thread.join();
     }
-    llama_model_free(all.device);
-    llama_model_free(all.cpu);
-    llama_backend_free();
-    return failed ? 1 : 0;
+    if (failed) {
+        fail("a script ended early");
+    }
 }
 
 int main(int argc, char ** argv) {
     const bool tensor = argc > 2 && strcmp(argv[1], "-sm") == 0 && strcmp(argv[2], "tensor") == 0;
     argc -= tensor ? 2 : 0;
     argv += tensor ? 2 : 0;
-    if (argc < 5) {
-        fprintf(stderr, "calls [-sm tensor] BACKENDS MODEL TEXT SCRIPT...\n");
-        return 2;
-    }
-    try {
-        return run(argc, argv, tensor ? LLAMA_SPLIT_MODE_TENSOR : LLAMA_SPLIT_MODE_LAYER);
-    } catch (const std::exception & error) {
-        fprintf(stderr, "calls: %s\n", error.what());
-        return 1;
-    }
+    return run_program(argc, 4, "calls [-sm tensor] BACKENDS MODEL TEXT SCRIPT...",
+                       [=] { run(argc, argv, tensor ? LLAMA_SPLIT_MODE_TENSOR : LLAMA_SPLIT_MODE_LAYER); });
 }

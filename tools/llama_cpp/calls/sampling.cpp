@@ -10,54 +10,22 @@
 //
 //     step I device=T,… cpu=T,… on_device=N logits=N,…
 //
-// With N_DRAWS the last call of the prompt is repeated this many times. The program prints how often the device drew each
-// token, and its probability by the CPU's logits, after all samplers of the chain except the last:
+// With N_DRAWS the last call of the prompt is repeated this many times, and on the CPU ten times more are drawn. The program prints
+// how often each side drew each token:
 //
-//     token T drawn=N likely=P
+//     token T device=N cpu=N
 
-#include "ggml-backend.h"
-#include "llama.h"
+#include "sides.h"
 
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-#include <map>
-#include <memory>
 #include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 namespace {
 
 using std::string;
 
 constexpr int N_CTX = 256;
-
-[[noreturn]] void fail(const string & message) {
-    throw std::runtime_error(message);
-}
-
-struct free_all {
-    void operator()(llama_model * m) const { llama_model_free(m); }
-
-    void operator()(llama_context * c) const { llama_free(c); }
-
-    void operator()(llama_sampler * s) const { llama_sampler_free(s); }
-};
-
-using model_ptr   = std::unique_ptr<llama_model, free_all>;
-using context_ptr = std::unique_ptr<llama_context, free_all>;
-using sampler_ptr = std::unique_ptr<llama_sampler, free_all>;
-
-void warn(enum ggml_log_level level, const char * text, void * /* user_data */) {
-    if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
-        fputs(text, stderr);
-    }
-}
 
 llama_sampler * make_sampler(const string & name, const std::vector<float> & n, uint32_t seed, int n_vocab) {
     const auto number = [&n](size_t i, float otherwise) {
@@ -101,50 +69,6 @@ sampler_ptr make_chain(const string & text, uint32_t seed, int n_vocab) {
         llama_sampler_chain_add(chain.get(), make_sampler(part.substr(0, equals), numbers, seed, n_vocab));
     }
     return chain;
-}
-
-model_ptr load(const char * path, std::vector<ggml_backend_dev_t> devices) {
-    devices.push_back(nullptr);
-    llama_model_params params                     = llama_model_default_params();
-    params.devices                                = devices.data();
-    params.n_gpu_layers                           = devices.front() ? 999 : 0;
-    // the embedding is also on the device if there are kernels for it
-    llama_model_tensor_buft_override overrides[2] = {};
-    if (devices.front() && getenv("EMBEDDING_ON_DEVICE")) {
-        overrides[0]                 = { "token_embd\\.weight", ggml_backend_dev_buffer_type(devices.front()) };
-        params.tensor_buft_overrides = overrides;
-    }
-    model_ptr model(llama_model_load_from_file(path, params));
-    if (!model) {
-        fail(string(path) + ": it can't be loaded");
-    }
-    return model;
-}
-
-// A token of a sequence at a position; `output` when a token is sampled after it.
-struct part {
-    llama_token token;
-    llama_pos   pos;
-    int         seq;
-    bool        output;
-};
-
-void decode(llama_context * context, const std::vector<part> & parts) {
-    llama_batch                                                 batch = llama_batch_init((int32_t) parts.size(), 0, 1);
-    const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(&batch,
-                                                                      [](llama_batch * b) { llama_batch_free(*b); });
-    for (const part & p : parts) {
-        const int at        = batch.n_tokens++;
-        batch.token[at]     = p.token;
-        batch.pos[at]       = p.pos;
-        batch.n_seq_id[at]  = 1;
-        batch.seq_id[at][0] = p.seq;
-        batch.logits[at]    = p.output;
-    }
-    if (llama_decode(context, batch) != 0) {
-        fail("llama_decode fails");
-    }
-    llama_synchronize(context);
 }
 
 // A context and the chain of each sequence.
@@ -191,83 +115,40 @@ template <typename T> string joined(const std::vector<T> & values) {
     return text;
 }
 
-// Prints the probabilities of the tokens that may be drawn, and how often each token was drawn.
-void report_draws(const side & cpu, int n_vocab, int at, std::map<llama_token, int> & drawn) {
-    std::vector<llama_token_data> candidates((size_t) n_vocab);
-    const float *                 logits = llama_get_logits_ith(cpu.context.get(), at);
-    for (llama_token t = 0; t < n_vocab; t++) {
-        candidates[(size_t) t] = { t, logits[t], 0 };
-    }
-    llama_token_data_array left  = { candidates.data(), candidates.size(), -1, false };
-    llama_sampler *        chain = cpu.chains.front().get();
-    for (int i = 0; i + 1 < llama_sampler_chain_n(chain); i++) {
-        llama_sampler_apply(llama_sampler_chain_get(chain, i), &left);
-    }
-    double most = -INFINITY;
-    double sum  = 0;
-    for (size_t i = 0; i < left.size; i++) {
-        most = fmax(most, left.data[i].logit);
-    }
-    for (size_t i = 0; i < left.size; i++) {
-        sum += exp(left.data[i].logit - most);
-    }
-    for (size_t i = 0; i < left.size; i++) {
-        const llama_token_data & one = left.data[i];
-        printf("token %d drawn=%d likely=%.9g\n", one.id, drawn[one.id], exp(one.logit - most) / sum);
-        drawn.erase(one.id);
-    }
-    for (const auto & [token, n] : drawn) {
-        printf("token %d drawn=%d likely=0\n", token, n);
-    }
-}
-
 void run(char ** argv) {
-    llama_log_set(warn, nullptr);
-    ggml_backend_load_all_from_path(argv[1]);
-    if (const char * plugin = getenv("GGML_BACKEND_PATH")) {
-        ggml_backend_load(plugin);
-    }
-    ggml_backend_dev_t neuron = ggml_backend_dev_by_name("NEURON0");
-    if (!neuron) {
-        fail("there is no NeuronCore");
-    }
-    const model_ptr models[] = { load(argv[2], { neuron }), load(argv[2], {}) };
-    const string    chain    = argv[4];
-    const auto      seed     = (uint32_t) atoi(argv[5]);
-    const int       n_seqs   = atoi(argv[6]);
-    const int       n_prompt = atoi(argv[7]);
-    const int       n_steps  = atoi(argv[8]);
-    const int       n_draws  = atoi(argv[9]);
+    const std::vector<ggml_backend_dev_t> cores = load_backends(argv[1]);
+    const model_ptr models[]                    = { load_model(argv[2], { cores.front() }), load_model(argv[2], {}) };
 
-    std::ifstream            file(argv[3], std::ios::binary);
-    const string             text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    const llama_vocab *      vocab   = llama_model_get_vocab(models[0].get());
-    const int                n_vocab = llama_vocab_n_tokens(vocab);
-    std::vector<llama_token> tokens(text.size() + 8);
-    const int                n =
-        llama_tokenize(vocab, text.data(), (int32_t) text.size(), tokens.data(), (int32_t) tokens.size(), false, false);
-    if (n < n_prompt + n_seqs) {
+    const string                   chain    = argv[4];
+    const auto                     seed     = (uint32_t) atoi(argv[5]);
+    const int                      n_seqs   = atoi(argv[6]);
+    const int                      n_prompt = atoi(argv[7]);
+    const int                      n_steps  = atoi(argv[8]);
+    const int                      n_draws  = atoi(argv[9]);
+    const int                      n_vocab  = llama_vocab_n_tokens(llama_model_get_vocab(models[0].get()));
+    const std::vector<llama_token> tokens   = tokens_of(models[0].get(), argv[3]);
+    if ((int) tokens.size() < n_prompt + n_seqs) {
         fail("the text is too short");
     }
     side device(models[0].get(), chain, seed, n_seqs, true);
     side cpu(models[1].get(), chain, seed, n_seqs, false);
 
     // All tokens of each prompt except the last; then calls with one token of each sequence.
-    std::vector<part> parts;
+    std::vector<token_at> parts;
     for (int s = 0; s < n_seqs; s++) {
         for (int i = 0; i + 1 < n_prompt; i++) {
             parts.push_back({ tokens[(size_t) (s + i)], i, s, false });
         }
     }
-    decode(device.context.get(), parts);
-    decode(cpu.context.get(), parts);
+    compute(device.context.get(), parts);
+    compute(cpu.context.get(), parts);
     parts.clear();
     for (int s = 0; s < n_seqs; s++) {
         parts.push_back({ tokens[(size_t) (s + n_prompt - 1)], n_prompt - 1, s, true });
     }
     for (int step = 0; step < n_steps; step++) {
-        decode(device.context.get(), parts);
-        decode(cpu.context.get(), parts);
+        compute(device.context.get(), parts);
+        compute(cpu.context.get(), parts);
         std::vector<llama_token> sampled[2];
         std::vector<uint32_t>    logits;
         int                      on_device = 0;
@@ -286,32 +167,27 @@ void run(char ** argv) {
                joined(sampled[1]).c_str(), on_device, joined(logits).c_str());
         fflush(stdout);
     }
-    if (n_draws) {
-        const part                 last = { parts[0].token, parts[0].pos, 0, true };
-        std::map<llama_token, int> drawn;
-        for (int i = 0; i < n_draws; i++) {
-            llama_memory_seq_rm(llama_get_memory(device.context.get()), 0, last.pos, -1);
-            decode(device.context.get(), { last });
-            drawn[llama_sampler_sample(device.chains[0].get(), device.context.get(), 0)]++;
+    std::map<llama_token, int> drawn[2];
+    const token_at             last = { parts[0].token, parts[0].pos, 0, true };
+    for (int i = 0; i < n_draws; i++) {
+        llama_memory_seq_rm(llama_get_memory(device.context.get()), 0, last.pos, -1);
+        compute(device.context.get(), { last });
+        drawn[0][llama_sampler_sample(device.chains[0].get(), device.context.get(), 0)]++;
+    }
+    compute(cpu.context.get(), { last });
+    for (int i = 0; i < 10 * n_draws; i++) {
+        drawn[1][llama_sampler_sample(cpu.chains[0].get(), cpu.context.get(), 0)]++;
+    }
+    for (llama_token token = 0; token < n_vocab; token++) {
+        if (drawn[0].count(token) || drawn[1].count(token)) {
+            printf("token %d device=%d cpu=%d\n", token, drawn[0][token], drawn[1][token]);
         }
-        decode(cpu.context.get(), { last });
-        report_draws(cpu, n_vocab, 0, drawn);
     }
 }
 
 }  // namespace
 
 int main(int argc, char ** argv) {
-    if (argc != 10) {
-        fprintf(stderr, "sampling BACKENDS MODEL TEXT CHAIN SEED N_SEQS N_PROMPT N_STEPS N_DRAWS\n");
-        return 2;
-    }
-    try {
-        run(argv);
-    } catch (const std::exception & error) {
-        fprintf(stderr, "sampling: %s\n", error.what());
-        return 1;
-    }
-    llama_backend_free();
-    return 0;
+    return run_program(argc, 9, "sampling BACKENDS MODEL TEXT CHAIN SEED N_SEQS N_PROMPT N_STEPS N_DRAWS",
+                       [=] { run(argv); });
 }

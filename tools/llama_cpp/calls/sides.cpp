@@ -1,5 +1,7 @@
 #include "sides.h"
 
+#include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -10,24 +12,51 @@ void fail(const string & message) {
     throw std::runtime_error(message);
 }
 
-std::vector<uint8_t> state_of(llama_context * context, llama_seq_id seq) {
-    std::vector<uint8_t> state(seq < 0 ? llama_state_get_size(context) : llama_state_seq_get_size(context, seq));
-    const size_t         size = seq < 0 ? llama_state_get_data(context, state.data(), state.size())
-                                        : llama_state_seq_get_data(context, state.data(), state.size(), seq);
-    if (size != state.size()) {
-        fail("the state has another size");
+thread_local assigned * watched = nullptr;
+
+// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": the scheduler cuts the names of backends to five
+// characters
+void read_log(enum ggml_log_level level, const char * text, void * /* user_data */) {
+    if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
+        fputs(text, stderr);
     }
-    return state;
+    char op[16];
+    char backend[16];
+    int  index = 0;
+    if (!watched || sscanf(text, "node #%d ( %15[^)]): %*[^[][ %15[A-Za-z0-9]", &index, op, backend) != 3) {
+        return;
+    }
+    watched->graphs += index == 0;
+    if (strncmp(backend, "NEURO", 5) == 0 || strncmp(backend, "Meta", 4) == 0) {
+        watched->device++;
+    } else {
+        watched->cpu[op]++;
+    }
 }
 
-llama_model * load_model(const char *                            path,
-                         const std::vector<ggml_backend_dev_t> & devices,
-                         enum llama_split_mode                   split) {
+std::vector<ggml_backend_dev_t> load_backends(const char * folder) {
+    llama_log_set(read_log, nullptr);
+    ggml_backend_load_all_from_path(folder);
+    std::vector<ggml_backend_dev_t> devices;
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (strncmp(ggml_backend_dev_name(device), "NEURON", 6) == 0) {
+            devices.push_back(device);
+        }
+    }
+    if (devices.empty()) {
+        fail("there is no NeuronCore");
+    }
+    return devices;
+}
+
+model_ptr load_model(const char * path, std::vector<ggml_backend_dev_t> devices, enum llama_split_mode split) {
+    devices.push_back(nullptr);
     llama_model_params params = llama_model_default_params();
-    params.devices            = const_cast<ggml_backend_dev_t *>(devices.data());
+    params.devices            = devices.data();
     params.n_gpu_layers       = devices.front() ? 999 : 0;
     params.split_mode         = split;
-    llama_model * model       = llama_model_load_from_file(path, params);
+    model_ptr model(llama_model_load_from_file(path, params));
     if (!model) {
         fail(string(path) + ": it can't be loaded");
     }
@@ -35,11 +64,8 @@ llama_model * load_model(const char *                            path,
 }
 
 std::vector<llama_token> tokens_of(const llama_model * model, const char * path) {
-    std::ifstream file(path, std::ios::binary);
-    const string  text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (text.empty()) {
-        fail(string(path) + ": no text");
-    }
+    std::ifstream            file(path, std::ios::binary);
+    const string             text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     const llama_vocab *      vocab = llama_model_get_vocab(model);
     std::vector<llama_token> tokens(text.size() + 8);
     if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {  // the tokens are hashes of the bytes and their positions
@@ -48,13 +74,61 @@ std::vector<llama_token> tokens_of(const llama_model * model, const char * path)
         for (size_t i = 0; i < text.size(); i++) {
             tokens[i] = (llama_token) (((uint8_t) text[i] * 2654435761u ^ (uint32_t) i * 40503u) % n_vocab);
         }
-        return tokens;
+    } else {
+        const auto n = (int32_t) tokens.size();
+        tokens.resize(
+            (size_t) llama_tokenize(vocab, text.data(), (int32_t) text.size(), tokens.data(), n, false, false));
     }
-    const int n =
-        llama_tokenize(vocab, text.data(), (int32_t) text.size(), tokens.data(), (int32_t) tokens.size(), false, false);
-    if (n < 1) {
+    if (tokens.empty()) {
         fail(string(path) + ": no tokens");
     }
-    tokens.resize((size_t) n);
     return tokens;
+}
+
+void compute(llama_context * context, const std::vector<token_at> & tokens) {
+    llama_batch batch = llama_batch_init((int32_t) tokens.size(), 0, 1);
+
+    const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(&batch,
+                                                                      [](llama_batch * b) { llama_batch_free(*b); });
+    for (const token_at & one : tokens) {
+        const int at        = batch.n_tokens++;
+        batch.token[at]     = one.token;
+        batch.pos[at]       = one.pos;
+        batch.n_seq_id[at]  = 1;
+        batch.seq_id[at][0] = one.seq;
+        batch.logits[at]    = one.output;
+    }
+    const llama_model * model   = llama_get_model(context);
+    const bool          encodes = llama_model_has_encoder(model) && !llama_model_has_decoder(model);
+    const int32_t       status  = encodes ? llama_encode(context, batch) : llama_decode(context, batch);
+    llama_synchronize(context);
+    if (status != 0) {
+        fail("llama_decode returns " + std::to_string(status));
+    }
+}
+
+double nmse_of(const float * device, const float * cpu, size_t n) {
+    double error = 0;
+    double size  = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double difference = (double) device[i] - cpu[i];
+        error += difference * difference;
+        size += (double) cpu[i] * cpu[i];
+    }
+    return error / size;
+}
+
+int run_program(int argc, int least, const char * usage, const std::function<void()> & run) {
+    if (argc <= least) {
+        fprintf(stderr, "%s\n", usage);
+        return 2;
+    }
+    try {
+        run();
+    } catch (const std::exception & error) {
+        fprintf(stderr, "error: %s\n", error.what());
+        return 1;
+    }
+    llama_backend_free();
+    return 0;
 }

@@ -1,11 +1,11 @@
-// The device and the CPU, which get the same calls.
+// What the programs here share: they make the same calls on NeuronCores and on the CPU.
 
 #pragma once
 
 #include "ggml-backend.h"
 #include "llama.h"
 
-#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,42 +14,55 @@
 // Raises std::runtime_error.
 [[noreturn]] void fail(const std::string & message);
 
-struct models {
-    llama_model *            device = nullptr;
-    llama_model *            cpu    = nullptr;
-    std::vector<llama_token> text;
-};
+struct free_llama {
+    void operator()(llama_model * model) const { llama_model_free(model); }
 
-struct free_context {
     void operator()(llama_context * context) const { llama_free(context); }
+
+    void operator()(llama_sampler * sampler) const { llama_sampler_free(sampler); }
 };
 
-using context_ptr = std::unique_ptr<llama_context, free_context>;
+using model_ptr   = std::unique_ptr<llama_model, free_llama>;
+using context_ptr = std::unique_ptr<llama_context, free_llama>;
+using sampler_ptr = std::unique_ptr<llama_sampler, free_llama>;
 
-// A context on the device and one on the CPU, which get the same calls.
-struct pair {
-    context_ptr                                  device;
-    context_ptr                                  cpu;
-    std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
-    context_ptr                                  filled;          // on the CPU, with the device's settings
-    llama_context_params                         params    = {};  // the device's
-    uint32_t                                     n_ubatch  = 0;   // the CPU's
-    llama_token                                  likeliest = -1;  // by the device's last logits
-    int                                          n_embd = 0;  // elements of a sequence's embedding; 0: there are logits
-
-    std::vector<llama_context *> both() const {
-        return cpu ? std::vector<llama_context *>{ device.get(), cpu.get() }
-                   : std::vector<llama_context *>{ device.get() };
-    }
+// The nodes of graphs, by the scheduler's log (GGML_SCHED_DEBUG=2), which has each new graph once.
+struct assigned {
+    long                        device = 0;
+    long                        graphs = 0;
+    std::map<std::string, long> cpu;  // by op; the log cuts the name to ten characters
 };
 
-// Returns the state of a sequence, or of the whole context if `seq` is -1.
-std::vector<uint8_t> state_of(llama_context * context, llama_seq_id seq);
+// Counts the nodes of the graphs that this thread makes; NULL: does not count.
+extern thread_local assigned * watched;
 
-// Loads a model on devices, a list that ends with NULL; on the CPU if its first element is NULL.
-llama_model * load_model(const char *                            path,
-                         const std::vector<ggml_backend_dev_t> & devices,
-                         enum llama_split_mode                   split);
+// A callback for llama_log_set. Prints errors and warnings to stderr.
+void read_log(enum ggml_log_level level, const char * text, void * user_data);
+
+// Loads ggml's own backends in a folder, and as ggml does the one in GGML_BACKEND_PATH; returns the NeuronCores.
+std::vector<ggml_backend_dev_t> load_backends(const char * folder);
+
+// Loads a model on devices; on the CPU if there are none.
+model_ptr load_model(const char *                    path,
+                     std::vector<ggml_backend_dev_t> devices,
+                     enum llama_split_mode           split = LLAMA_SPLIT_MODE_LAYER);
 
 // Returns the tokens of a file's text.
 std::vector<llama_token> tokens_of(const llama_model * model, const char * path);
+
+// A token of a sequence at a position; `output` when the logits after it are read.
+struct token_at {
+    llama_token  token;
+    llama_pos    pos;
+    llama_seq_id seq;
+    bool         output;
+};
+
+// Computes a batch of tokens and waits for it; an encoder has no other call than llama_encode.
+void compute(llama_context * context, const std::vector<token_at> & tokens);
+
+// Returns the normalised mean squared error of values against the CPU's.
+double nmse_of(const float * device, const float * cpu, size_t n);
+
+// Runs a program that needs some number of arguments; prints an error, and returns the exit status.
+int run_program(int argc, int least, const char * usage, const std::function<void()> & run);

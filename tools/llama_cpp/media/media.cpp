@@ -10,60 +10,27 @@
 // squared error relative to the CPU. The last line has the device's name, the number of ops that the device computed, and the ops
 // that the scheduler gave to the CPU (from its log with GGML_SCHED_DEBUG=2), including mtmd's warm-up.
 
-#include "ggml-backend.h"
-#include "llama.h"
 #include "mtmd.h"
+#include "sides.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <memory>
 #include <random>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
 namespace {
 
 using std::string;
 
-[[noreturn]] void fail(const string & message) {
-    throw std::runtime_error(message);
-}
-
-struct assigned {
-    long                   device = 0;
-    std::map<string, long> cpu;
-};
-
 assigned ops;
-bool     watched = false;
 string   chosen;
 
-// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": the scheduler cuts the names of backends to five
-// characters
-void read_log(enum ggml_log_level level, const char * text, void * /* user_data */) {
-    static string line;  // llama.cpp logs a line in parts
-    line += text;
-    const size_t end = line.find('\n');
-    if (end == string::npos) {
-        return;
-    }
-    char op[16], backend[16], device[64];
-    int  index = 0;
-    if (watched && sscanf(line.c_str(), "node #%d ( %15[^)]): %*[^[][ %15[A-Za-z0-9]", &index, op, backend) == 3) {
-        if (strncmp(backend, "NEURO", 5) == 0) {
-            ops.device++;
-        } else {
-            ops.cpu[op]++;
-        }
-    } else if (watched && sscanf(line.c_str(), "%*[^:]: CLIP using %63s backend", device) == 1) {
+void read_mtmd_log(enum ggml_log_level level, const char * text, void * user_data) {
+    char device[64];
+    if (watched && sscanf(text, "%*[^:]: CLIP using %63s backend", device) == 1) {
         chosen = device;
-    } else if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
-        fputs(line.c_str(), stderr);
     }
-    line.clear();
+    read_log(level, text, user_data);
 }
 
 // Makes an image or a sound, the same each time.
@@ -96,17 +63,13 @@ mtmd::context_ptr open(const char * mmproj, const llama_model * model, bool devi
     params.n_threads           = 1;
     // the CPU's flash attention accumulates in F16
     params.flash_attn_type     = device ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    watched                    = device;
+    watched                    = device ? &ops : nullptr;
     mtmd::context_ptr context(mtmd_init_from_file(mmproj, model, params));
-    watched = false;
+    watched = nullptr;
     if (!context) {
         fail(string(mmproj) + ": it can't be loaded");
     }
     return context;
-}
-
-size_t embedding_size(const llama_model * model) {
-    return (size_t) llama_model_n_embd_inp(model);
 }
 
 // Compares both sides' embeddings of some chunks that are computed together.
@@ -125,11 +88,11 @@ void compare(mtmd_context *                                device,
                 fail("a batch does not take what another took");
             }
         }
-        watched = i == 0;
+        watched = i == 0 ? &ops : nullptr;
         if (mtmd_batch_encode(batch.get()) != 0) {
             fail("mtmd can't make embeddings of " + what);
         }
-        watched  = false;
+        watched  = nullptr;
         n_tokens = 0;
         for (const mtmd_input_chunk * chunk : chunks) {
             const size_t  n = mtmd_input_chunk_get_n_tokens(chunk);
@@ -138,31 +101,15 @@ void compare(mtmd_context *                                device,
             n_tokens += n;
         }
     }
-    double error = 0, sum = 0;
-    for (size_t i = 0; i < found[0].size(); i++) {
-        error += ((double) found[0][i] - found[1][i]) * ((double) found[0][i] - found[1][i]);
-        sum += (double) found[1][i] * found[1][i];
-    }
-    printf("%s chunks=%zu tokens=%zu nmse=%.3g\n", what.c_str(), chunks.size(), n_tokens, error / sum);
+    const double nmse = nmse_of(found[0].data(), found[1].data(), found[0].size());
+    printf("%s chunks=%zu tokens=%zu nmse=%.3g\n", what.c_str(), chunks.size(), n_tokens, nmse);
     fflush(stdout);
 }
 
 void run(int argc, char ** argv) {
-    llama_log_set(read_log, nullptr);
-    mtmd_log_set(read_log, nullptr);
-    ggml_backend_load_all_from_path(argv[1]);
-    if (const char * plugin = getenv("GGML_BACKEND_PATH")) {
-        ggml_backend_load(plugin);
-    }
-    ggml_backend_dev_t no_device = nullptr;
-    llama_model_params params    = llama_model_default_params();
-    params.devices               = &no_device;
-    params.n_gpu_layers          = 0;
-    const std::unique_ptr<llama_model, void (*)(llama_model *)> model(llama_model_load_from_file(argv[2], params),
-                                                                      llama_model_free);
-    if (!model) {
-        fail(string(argv[2]) + ": it can't be loaded");
-    }
+    mtmd_log_set(read_mtmd_log, nullptr);
+    load_backends(argv[1]);
+    const model_ptr         model  = load_model(argv[2], {});
     const mtmd::context_ptr device = open(argv[3], model.get(), true);
     const mtmd::context_ptr cpu    = open(argv[3], model.get(), false);
     for (int i = 4; i < argc; i++) {
@@ -178,7 +125,7 @@ void run(int argc, char ** argv) {
         std::vector<const mtmd_input_chunk *> together;
         const auto                            flush = [&] {
             if (!together.empty()) {
-                compare(device.get(), cpu.get(), together, embedding_size(model.get()), argv[i]);
+                compare(device.get(), cpu.get(), together, (size_t) llama_model_n_embd_inp(model.get()), argv[i]);
             }
             together.clear();
         };
@@ -208,16 +155,5 @@ void run(int argc, char ** argv) {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    if (argc < 5) {
-        fprintf(stderr, "media BACKENDS MODEL MMPROJ MEDIA...\n");
-        return 2;
-    }
-    try {
-        run(argc, argv);
-    } catch (const std::exception & error) {
-        fprintf(stderr, "media: %s\n", error.what());
-        return 1;
-    }
-    llama_backend_free();
-    return 0;
+    return run_program(argc, 4, "media BACKENDS MODEL MMPROJ MEDIA...", [=] { run(argc, argv); });
 }
