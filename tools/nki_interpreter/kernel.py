@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nki_interpreter import checks, tensors, tracer
+from nki_interpreter import checks, tensors
 from nki_interpreter import indexing as indexing  # it registers what indexing a tensor does
 from nki_interpreter.devices import DEVICES
 from nki_interpreter.dtypes import dtype_of
@@ -138,8 +138,6 @@ def record(
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         checks.memory(recorder)
         checks.written(recorder, flat)
-        if check and not older:
-            recorder.notes += tracer.notes(function)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters.storages, *(t.storage for t in flat)))
