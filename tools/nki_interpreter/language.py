@@ -10,10 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_interpreter import checks, operators, tensors, turns
+from nki_interpreter import checks, operators, tensors
 from nki_interpreter.devices import DEVICES
 from nki_interpreter.dtypes import boolean, dtype_of, float32, is_float, promoted
-from nki_interpreter.elementwise import BINARY, UNARY, op_name
+from nki_interpreter.elementwise import BINARY, UNARY
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.indices import DynamicSlice, IndexArray, MGrid, arange, index_array
 from nki_interpreter.isa import dma, gpsimd, tensor, vector
@@ -232,14 +232,7 @@ def _loop(kind: str, args: tuple[Any, ...]) -> Iterator[int]:
 
 
 def affine_range(*args: Any, **_: Any) -> Iterator[int]:
-    if not recording():
-        return _loop("affine", args)
-    return _independent(_loop("affine", args))
-
-
-def _independent(loop: Iterator[int]) -> Iterator[int]:
-    yield from loop
-    turns.note_carried(current().block.items[-1])
+    return _loop("affine", args)
 
 
 def sequential_range(*args: Any, **_: Any) -> Iterator[int]:
@@ -463,7 +456,7 @@ def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: 
     if first or known is None:
         made = x if dtype is None else operators.copied(x, dtype)
     else:
-        made = operators.summed(op_name(op), known, x, dtype=dtype)
+        made = operators.binary(op, known, x, dtype=dtype)
     recorder.reduced[key] = made
     return made
 
@@ -536,7 +529,6 @@ _HIDDEN = {
     "checks",
     "operators",
     "tensors",
-    "turns",
     "dma",
     "gpsimd",
     "vector",

@@ -381,20 +381,11 @@ def accumulation(target: NkiTensor, wanted: bool | None = None) -> Any:
     return (target.shape, np.packbits(written).tobytes())
 
 
-def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
-    """Returns `total op value` as a new tile; the iterations of a loop may pass such a total on."""
-    made = binary(op, total, value, dtype=dtype)
-    recorder = current()
-    if isinstance(total, NkiTensor):
-        recorder.sums.add(recorder.block.items[-1])
-    return made
-
-
 @provides("accumulated")
 def accumulated(target: NkiTensor, value: Any) -> Any:
     """Computes `target += value`: in place in PSUM, otherwise as a new tile."""
     if target.buffer is not PSUM or not isinstance(value, NkiTensor) or target.shape != value.shape:
-        return summed("add", target, value)
+        return binary("add", target, value)
     mode = accumulation(target)
     emit("accumulate", [value, *([] if mode == "set" else [target])], [_fits(target, value)], mode)
     return target
