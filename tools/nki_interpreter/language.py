@@ -16,7 +16,7 @@ from nki_interpreter.dtypes import boolean, dtype_of, float32, is_float, promote
 from nki_interpreter.elementwise import BINARY, UNARY
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.indices import DynamicSlice, IndexArray, MGrid, arange, index_array
-from nki_interpreter.isa import dma, gpsimd, tensor, vector
+from nki_interpreter.isa import dma, older, vector
 from nki_interpreter.program import (
     HBM,
     PRIVATE_HBM,
@@ -310,7 +310,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any)
 
 
 def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None, **_: Any) -> None:
-    dma.dma_copy(dst, value, mask=mask, dst_rmw_op=op)
+    older.dma_copy(dst=dst, src=value, mask=mask, dst_rmw_op=op)
 
 
 def copy(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
@@ -330,7 +330,7 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTe
     x = checks.on_chip(x, "x")
     if x.ndim != 2:
         raise NkiValueError("err_tensor_rank", f"transpose takes 2 dimensions, not {x.shape}")
-    return tensor.nc_transpose(None, x, dtype=dtype, mask=mask)
+    return older.nc_transpose(x, dtype=dtype, mask=mask)
 
 
 def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> NkiTensor:
@@ -338,8 +338,8 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: 
     x, y = checks.on_chip(x, "x"), checks.on_chip(y, "y")
     stationary = x
     if not transpose_x:
-        stationary = operators.copied(tensor.nc_transpose(None, x))
-    return tensor.nc_matmul(None, stationary, y, accumulate=False, mask=mask if transpose_x else None)
+        stationary = operators.copied(older.nc_transpose(x))
+    return older.nc_matmul(stationary, y, mask=mask if transpose_x else None)
 
 
 # Mathematics
@@ -435,7 +435,7 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
 
 
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
-    return gpsimd.gather_flattened(None, data, indices, dtype=dtype, mask=mask)
+    return older._gather_flattened(data, indices, dtype=dtype, mask=mask)
 
 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
@@ -468,11 +468,13 @@ def builtins_all(values: Iterable[bool]) -> bool:
 
 
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTensor:
-    return vector.dropout(None, x, rate, dtype=dtype, mask=mask)
+    return older.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 def rand(shape: Any, dtype: Any = np.float32, **_: Any) -> NkiTensor:
-    return vector.random(operators.result(tuple(shape), dtype))
+    tile = operators.result(tuple(shape), dtype)
+    vector.random(tile)
+    return tile
 
 
 def random_seed(seed: Any, **_: Any) -> None:
@@ -530,7 +532,7 @@ _HIDDEN = {
     "operators",
     "tensors",
     "dma",
-    "gpsimd",
+    "older",
     "vector",
     "float32_",
 }

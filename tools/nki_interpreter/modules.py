@@ -126,7 +126,7 @@ def _compiler() -> dict[str, Any]:
 def _instructions(module: types.ModuleType) -> dict[str, Any]:
     """Returns a module's public names; its functions get one more parameter: the instruction's name."""
     return {
-        key: _named(value) if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ else value
+        key: _named(value) if isinstance(value, types.FunctionType) and ".isa." in value.__module__ else value
         for key, value in _public(module).items()
     }
 
