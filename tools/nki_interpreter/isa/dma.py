@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nki_interpreter import checks
 from nki_interpreter.dtypes import uint32
 from nki_interpreter.elementwise import op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.isa.constants import nc_version, needs
 from nki_interpreter.lower import Context, lowering, to_float
-from nki_interpreter.operators import apply_binary, as_tile, assign, emit, result
+from nki_interpreter.operators import apply_binary, as_tile, emit
 from nki_interpreter.program import Instruction, current
 from nki_interpreter.tensors import NkiTensor
 
@@ -211,36 +209,3 @@ def dma_compute(
         if source.size != dst.size:
             raise NkiValueError("err_dma_size_mismatch", f"dst has shape {dst.shape} and a source {source.shape}")
     emit("dma_compute", sources, [dst], not _skips(oob_mode))
-
-
-def load(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
-    """Loads a tensor in HBM into a new tile in SBUF, and returns the tile."""
-    src = checks.in_hbm(src, "what is loaded").with_mask(mask)
-    shape = src.shape if src.ndim > 1 else (src.shape[0], 1) if src.ndim else (1, 1)
-    tile = result(shape, dtype or src.dtype)
-    assign(tile, src, checked=True)
-    shown = src.mask if src.valid is None else src.valid if src.mask is None else src.mask & src.valid
-    if shown is not None:
-        full = np.broadcast_to(shown, src.shape).reshape(shape)
-        tile = tile.with_mask(full)
-    return tile
-
-
-def store(dst: Any, value: Any, *, mask: Any = None) -> None:
-    """Writes a tile to a tensor in HBM."""
-    dst = checks.in_hbm(dst, "where a tile is stored")
-    assign(dst, value, mask=mask, checked=True)
-
-
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
-    src = checks.in_hbm(src, "what is loaded")
-    if src.ndim != 2:
-        raise NkiValueError("err_tensor_rank", f"load_transpose2d takes 2 dimensions, not {src.shape}")
-    source = src.with_mask(mask)
-    shown = source.mask if source.valid is None else source.valid if source.mask is None else source.mask & source.valid
-    checks.inside(source)
-    tile = result((src.shape[1], src.shape[0]), dtype or src.dtype)
-    if shown is not None:
-        tile = tile.with_mask(np.broadcast_to(shown, src.shape).T)
-    emit("transpose", [source], [tile], ((1, 0), False))
-    return tile

@@ -57,7 +57,7 @@ from nki_interpreter.tensors import NkiTensor, new
 
 dge_mode, oob_mode = constants.newer_dge_mode, constants.oob_mode
 tensor_engine, vector_engine, scalar_engine = engine.tensor, engine.vector, engine.scalar
-gpsimd_engine, unknown_engine = engine.gpsimd, engine.unknown
+gpsimd_engine, unknown_engine, dma_engine = engine.gpsimd, engine.unknown, constants.dma_engine
 
 
 class NkiValidationError(NkiError):
