@@ -47,7 +47,6 @@ OF_OTHERS = {
     "--name": "of a build step, of any name",
     "--version": "of neuronx-cc",
     "--native-int64": "likewise",
-    "--grid": "of nki_interpreter",
     "--rerank": "of llama.cpp",
     "--output-format": "of neuron-profile",
     "--lora-scaled": "of llama.cpp and export-graphs",

@@ -896,69 +896,6 @@ def test_a_scatter_that_adds_is_noted_as_what_devices_hang_in():
     assert note.startswith(f"{__file__}:") and "give it indices that are inside and unique" in note
 
 
-def _turns(body, older=True, loop="affine_range"):
-    """Returns the notes of turns that depend on each other; `body(i, x, out, total)` is a turn."""
-
-    def function(x):
-        rows = older_nl.ndarray((4, 8, 16), np.float32, buffer=older_nl.shared_hbm, name="partly_written")
-        total = older_nl.zeros((8, 16), np.float32, buffer=older_nl.sbuf)
-        for i in getattr(older_nl if older else nl, loop)(4):
-            body(i, older_nl.load(x[0:8, 0:16]), rows, total)
-        older_nl.store(rows[0], total)
-        return rows
-
-    return [n for n in kernel.record(function, [X], {}, older=older, check=True).notes if "affine_range" in n]
-
-
-def _carries(i, x, rows, total):
-    total[...] = older_nl.maximum(total, x)
-
-
-def _shifts(i, x, rows, total):
-    older_nl.store(rows[i], x)
-    older_nl.load(rows[max(i - 1, 0)])
-
-
-def _carries_in_a_loop(i, x, rows, total):
-    for j in older_nl.sequential_range(2):
-        total[:, 8 * j : 8 * j + 8] = older_nl.multiply(total[:, 8 * j : 8 * j + 8], 2.0)
-
-
-@pytest.mark.parametrize("body", [_carries, _shifts, _carries_in_a_loop])
-@pytest.mark.parametrize("older", [True, False])
-def test_a_value_that_turns_of_affine_range_hand_on_is_noted(body, older):
-    (note,) = _turns(body, older)
-    assert note.startswith(f"{__file__}:")
-    assert "this reads what the turn before wrote in a loop of affine_range" in note and "use sequential_range" in note
-    assert _turns(body, older, "sequential_range") == []
-
-
-def _adds(i, x, rows, total):
-    total[...] += x
-
-
-def _adds_products(i, x, rows, total):
-    global sums
-    if i == 0:
-        sums = older_nl.zeros((16, 16), np.float32, buffer=older_nl.psum)
-    sums += older_nl.matmul(x, x, transpose_x=True)
-
-
-def _writes_first(i, x, rows, total):
-    total[...] = x
-    older_nl.store(rows[i], older_nl.exp(total))
-
-
-def _writes_its_own(i, x, rows, total):
-    older_nl.store(rows[i], x)
-    older_nl.store(rows[i], older_nl.load(rows[i]))
-
-
-@pytest.mark.parametrize("body", [_adds, _adds_products, _writes_first, _writes_its_own])
-def test_turns_that_hand_on_sums_alone_are_not_noted(body):
-    assert _turns(body) == []
-
-
 def filled(x, count, columns, *, dtype=np.float32, buffer=None, **options):
     """Writes `count` tiles of 128 partitions, then reads all of them: they are in use at once."""
     tiles = [nl.ndarray((128, columns), dtype, buffer=buffer or nl.sbuf, **options) for _ in range(count)]

@@ -14,6 +14,7 @@ import numpy as np
 
 from nki_interpreter import devices
 from nki_interpreter.dtypes import bfloat16, float8_e4m3, float8_e5m2, float32, is_float
+from nki_interpreter.elementwise import BITWISE, op_name
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
 from nki_interpreter.tensors import NkiTensor
@@ -50,6 +51,11 @@ def needs(version: devices.nc_version, what: str, code: str = "") -> None:
                     "err_unsupported_on_target",
                     f"{what} needs NeuronCore-v{int(version)} or newer, and {target} has v{int(GENERATIONS[target])}{shown}",
                 )
+
+
+def is_newer() -> bool:
+    """Returns whether the rules of the newer generation are checked."""
+    return current().check and not current().older
 
 
 def _devices() -> list[devices.Device]:
@@ -209,8 +215,8 @@ def dma_source(source: NkiTensor) -> None:
 
 
 def dtype(tensor: Any, what: str, *allowed: Any) -> None:
-    """Requires one of the dtypes that AWS documents for an operand."""
-    if isinstance(tensor, NkiTensor) and current().check and tensor.dtype not in [np.dtype(one) for one in allowed]:
+    """Requires one of the dtypes that AWS documents for an operand; the older generation casts."""
+    if isinstance(tensor, NkiTensor) and is_newer() and tensor.dtype not in [np.dtype(one) for one in allowed]:
         names = " or ".join(np.dtype(one).name for one in allowed)
         raise NkiTypeError("err_unsupported_dtype", f"{what} is {names}, not {tensor.dtype}; copy it with tensor_copy")
 
@@ -223,7 +229,7 @@ def equal_dtypes(a: Any, b: Any, what: str) -> None:
 
 def in_sbuf(what: str, *tiles: NkiTensor) -> None:
     """Requires tiles in SBUF."""
-    if current().check and any(tile.buffer.kind != "sbuf" for tile in tiles):
+    if is_newer() and any(tile.buffer.kind != "sbuf" for tile in tiles):
         raise NkiTypeError("err_unsupported_memory", f"the tiles of {what} are in SBUF; copy others with tensor_copy")
 
 
@@ -248,7 +254,7 @@ def product_result(target: NkiTensor) -> None:
 
     Source: AWS's documentation of nc_matmul, and its guide to the architecture of Trainium3, "BF16 Matmul Results in PSUM".
     """
-    if not current().check or current().older or target.dtype == float32:
+    if not is_newer() or target.dtype == float32:
         return
     if target.dtype != bfloat16:
         raise NkiTypeError("err_matmul_dtype", f"a product in PSUM is float32, or bfloat16 on trn3, not {target.dtype}")
@@ -381,6 +387,13 @@ def name(given: Any) -> None:
     """Requires that an instruction's name is a string; the name has no effect."""
     if given is not None and not isinstance(given, str):
         raise NkiTypeError("err_instruction_name", f"an instruction's name is text, not {type(given).__name__}")
+
+
+def arithmetic(what: str, *ops: Any) -> None:
+    """Refuses operations on bit patterns for instructions that lack them."""
+    bitwise = [op_name(op) for op in ops if op is not None and op_name(op) in BITWISE]
+    if current().check and bitwise:
+        raise NkiTypeError("err_unsupported_op", f"{what} takes arithmetic operations, not '{bitwise[0]}'")
 
 
 def priority(given: Any) -> None:

@@ -7,12 +7,12 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nki_interpreter import checks, tensors, tracer
+from nki_interpreter import checks, tensors
 from nki_interpreter import indexing as indexing  # it registers what indexing a tensor does
 from nki_interpreter.devices import DEVICES
 from nki_interpreter.dtypes import dtype_of
@@ -46,7 +46,7 @@ class RecordedKernel:
     Attributes:
         block: the recorded program, loops rolled.
         parameters: the storages of the tensor arguments, in order.
-        names: the kernel's names for these arguments.
+        names, arguments: the kernel's names for these arguments, and their values.
         results: the tensors that the kernel returns, or writes as arguments.
         aliases: for each result the number of its parameter, or None for new memory.
         structure: the kernel's return value, with result numbers in place of tensors.
@@ -58,6 +58,7 @@ class RecordedKernel:
     block: Block
     parameters: tuple[NkiMemory, ...]
     names: tuple[str, ...]
+    arguments: tuple[Any, ...]
     results: tuple[NkiTensor, ...]
     aliases: tuple[int | None, ...]
     structure: Any
@@ -109,88 +110,70 @@ def record(
         NkiError: the kernel breaks a rule.
     """
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
-    parameters = _Parameters(recorder, writable=frozenset(_mutable(function)))
+    annotations = getattr(function, "__annotations__", {})
+    mutable = {name for name, kind in annotations.items() if "mutable" in str(kind)}
+    # The newer generation has no annotation for mutable arguments: an argument that the kernel writes is a result.
+    all_mutable = not older or not _returns(function)
+    given: list[tuple[str, Any]] = []
+    parameters: list[NkiMemory] = []
+
+    def tensor(value: Any, name: str) -> Any:
+        if not _is_array(value):
+            return value
+        if value.shape == () and "tensor" not in str(annotations.get(name)):
+            return np.asarray(value)[()]
+        if isinstance(value, BlankOutput):
+            return tensors.new(value.shape, value.dtype, HBM, name=name)
+        storage = recorder.storage(
+            value.shape,
+            dtype_of(value.dtype),
+            SHARED_HBM,
+            name=name,
+            parameter=len(parameters),
+            mutable=all_mutable or name in mutable,
+        )
+        given.append((name, value))
+        parameters.append(storage)
+        return tensors.whole(storage)
+
     if values:
-        recorder.run = functools.partial(_after, parameters.given)
+        recorder.run = lambda block, wanted: _after([value for _, value in given], block, wanted)
     with recorded_by(recorder), interpreter():  # a kernel may import while it runs
-        bound_args = _bound(function, args, kwargs)
-        # The newer generation has no annotation for mutable arguments: an argument that the kernel writes is a result.
-        parameters.all_writable = not older or not _returns(function)
-        arguments = {
-            name: _with_tensors(value, name, parameters.tensor, _kinds(function).get(name))
-            for name, value in bound_args.items()
-        }
+        bound_arguments = _bound(function, args, kwargs)
+        arguments = bound_arguments.arguments
+        arguments.update((name, _mapped(value, tensor, name)) for name, value in arguments.items())
         returned: Any = None
         for number, program in enumerate(itertools.product(*(range(n) for n in grid))):
             with recorder.one_program(program, recorder.before):
-                got = _called(function, arguments)
+                got = function(*bound_arguments.args, **bound_arguments.kwargs)
             returned = got if number == 0 else returned
-        flat: list[NkiTensor] = []
-        structure = _structure(returned, flat)
-        checks.results(recorder, flat)
-        if not flat:
-            blank = [t for t in arguments.values() if isinstance(t, NkiTensor) and t.storage.parameter is None]
-            flat = [t for t in blank if t.storage.stored]
+        structure, results = _returned(returned)
+        checks.results(recorder, results)
+        if not results:
             structure = None
-        returned_storages = {t.storage.number for t in flat}
-        flat += [tensors.whole(s) for s in parameters.storages if s.stored and s.number not in returned_storages]
-        if not flat:
+            blank = [t for t in arguments.values() if isinstance(t, NkiTensor) and t.storage.parameter is None]
+            results = [t for t in blank if t.storage.stored]
+        returned_storages = {t.storage.number for t in results}
+        results += [tensors.whole(s) for s in parameters if s.stored and s.number not in returned_storages]
+        if not results:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         checks.memory(recorder)
-        checks.written(recorder, flat)
-        if check and not older:
-            recorder.notes += tracer.notes(function)
+        checks.written(recorder, results)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
-    keep = frozenset(s.number for s in (*parameters.storages, *(t.storage for t in flat)))
-    rolled = roller.roll(block, keep)
+    rolled = roller.roll(block, frozenset(s.number for s in (*parameters, *(t.storage for t in results))))
     return RecordedKernel(
         rolled,
-        tuple(parameters.storages),
-        tuple(parameters.names),
-        tuple(flat),
-        tuple(t.storage.parameter if t.storage.stored else None for t in flat),
+        tuple(parameters),
+        tuple(name for name, _ in given),
+        tuple(value for _, value in given),
+        tuple(results),
+        tuple(t.storage.parameter if t.storage.stored else None for t in results),
         structure,
         tuple(dict.fromkeys([*recorder.notes, *roller.notes])),
         tuple(recorder.storages),
         older,
     )
-
-
-@dataclass
-class _Parameters:
-    """The arrays among a kernel's arguments, which become tensors in HBM.
-
-    Attributes:
-        recorder: the kernel's recorder.
-        writable: the names of the arrays that the kernel may write.
-        all_writable: whether the kernel may write all arrays.
-        storages, names, given: each array's memory, its name, and the array.
-    """
-
-    recorder: Recorder
-    writable: frozenset[str]
-    all_writable: bool = False
-    storages: list[NkiMemory] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-    given: list[Any] = field(default_factory=list)
-
-    def tensor(self, value: Any, name: str) -> NkiTensor:
-        """Returns the tensor of an array."""
-        if isinstance(value, BlankOutput):
-            return tensors.new(value.shape, value.dtype, HBM, name=name)
-        storage = self.recorder.storage(
-            value.shape,
-            dtype_of(value.dtype),
-            SHARED_HBM,
-            name=name,
-            parameter=len(self.storages),
-            mutable=self.all_writable or name in self.writable,
-        )
-        self.storages.append(storage)
-        self.names.append(name)
-        self.given.append(value)
-        return tensors.whole(storage)
 
 
 def _after(arrays: Sequence[Any], block: Block, tensor: NkiTensor) -> np.ndarray[Any, Any]:
@@ -223,45 +206,15 @@ def imports_older(function: Callable[..., Any]) -> bool:
     return any(str(getattr(value, "__name__", "")).startswith("neuronxcc.nki") for value in names.values())
 
 
-def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    signature = inspect.signature(function)
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for name, parameter in signature.parameters.items():
-        if name not in arguments:
-            continue
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            args += list(arguments[name])
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            kwargs.update(arguments[name])
-        elif parameter.kind is parameter.KEYWORD_ONLY:
-            kwargs[name] = arguments[name]
-        else:
-            args.append(arguments[name])
-    return function(*args, **kwargs)
-
-
-def _bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
     try:
-        found = inspect.signature(function).bind(*args, **kwargs)
+        bound = inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         code = getattr(inspect.unwrap(function), "__code__", None)
         place = (code.co_filename, code.co_firstlineno) if code else None
         raise NkiTypeError("err_arguments", f"{getattr(function, '__name__', 'the kernel')}: {error}", place) from None
-    found.apply_defaults()
-    return dict(found.arguments)
-
-
-def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    return dict(getattr(function, "__annotations__", {}))
-
-
-def _mutable(function: Callable[..., Any]) -> set[str]:
-    return {name for name, kind in _annotations(function).items() if "mutable" in str(kind)}
-
-
-def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
-    return _annotations(function)
+    bound.apply_defaults()
+    return bound
 
 
 def _returns(function: Callable[..., Any]) -> bool:
@@ -287,66 +240,43 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic | type | NkiTensor)
 
 
-def _with_tensors(value: Any, name: str, tensor: Callable[[Any, str], NkiTensor], kind: Any = None) -> Any:
-    if _is_array(value):
-        if value.shape == () and (kind is None or "tensor" not in str(kind)):
-            return np.asarray(value)[()]
-        return tensor(value, name)
-    if isinstance(value, tuple | list):
-        items = [_with_tensors(v, f"{name}.{i}", tensor) for i, v in enumerate(value)]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*items)
-        return type(value)(items)
-    if isinstance(value, dict):
-        return {k: _with_tensors(v, f"{name}.{k}", tensor) for k, v in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {
-            f.name: _with_tensors(getattr(value, f.name), f"{name}.{f.name}", tensor)
-            for f in dataclasses.fields(value)
-            if f.init and _holds_arrays(getattr(value, f.name))
-        }
-        return dataclasses.replace(value, **changes) if changes else value
-    return value
-
-
-def _holds_arrays(value: Any) -> bool:
-    if _is_array(value):
-        return True
-    if isinstance(value, tuple | list):
-        return any(_holds_arrays(v) for v in value)
-    if isinstance(value, dict):
-        return any(_holds_arrays(v) for v in value.values())
-    return (
-        dataclasses.is_dataclass(value)
-        and not isinstance(value, type)
-        and any(_holds_arrays(getattr(value, f.name)) for f in dataclasses.fields(value))
-    )
-
-
 @dataclass(frozen=True)
 class _Result:
+    """The place of a result in what a kernel returns."""
+
     number: int
 
 
-def _structure(returned: Any, flat: list[NkiTensor]) -> Any:
-    if isinstance(returned, NkiTensor):
-        flat.append(returned)
-        return _Result(len(flat) - 1)
-    if isinstance(returned, tuple | list):
-        return type(returned)(_structure(item, flat) for item in returned)
-    if isinstance(returned, dict):
-        return {key: _structure(item, flat) for key, item in returned.items()}
-    return returned
+def _mapped(value: Any, function: Callable[[Any, str], Any], name: str = "") -> Any:
+    """Returns `function(item, name)` for a value, or for the items of tuples, lists, dictionaries and dataclasses."""
+    changed: Any
+    if isinstance(value, tuple | list):
+        items = [_mapped(item, function, f"{name}.{i}") for i, item in enumerate(value)]
+        changed = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value if all(a is b for a, b in zip(value, changed, strict=True)) else changed
+    if isinstance(value, dict):
+        return {key: _mapped(item, function, f"{name}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | NkiTensor | _Result | BlankOutput):
+        changed = {}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if field.init and (new := _mapped(item, function, f"{name}.{field.name}")) is not item:
+                changed[field.name] = new
+        return dataclasses.replace(value, **changed) if changed else value
+    return function(value, name)
 
 
-def _filled(structure: Any, values: Sequence[Any]) -> Any:
-    if isinstance(structure, _Result):
-        return values[structure.number]
-    if isinstance(structure, tuple | list):
-        return type(structure)(_filled(item, values) for item in structure)
-    if isinstance(structure, dict):
-        return {key: _filled(item, values) for key, item in structure.items()}
-    return structure
+def _returned(value: Any) -> tuple[Any, list[NkiTensor]]:
+    """Returns what a kernel returned with results in place of tensors, and the tensors."""
+    results: list[NkiTensor] = []
+
+    def result(item: Any, name: str) -> Any:
+        if not isinstance(item, NkiTensor):
+            return item
+        results.append(item)
+        return _Result(len(results) - 1)
+
+    return _mapped(value, result), results
 
 
 def _scheduled(blocks: list[Block]) -> Block:
@@ -485,8 +415,7 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
     from nki_interpreter.lower import INSIDE
 
     recorded = record_kernel(kernel, args, kwargs, values=True)
-    arrays = [np.asarray(a) for a in _arrays(kernel, args, kwargs)]
-    arrays = [a.astype(s.dtype) for a, s in zip(arrays, recorded.parameters, strict=True)]
+    arrays = [np.asarray(a).astype(s.dtype) for a, s in zip(recorded.arguments, recorded.parameters, strict=True)]
     values, found = steps.run(recorded, arrays)
     for worst, (size, place) in found:
         if worst != INSIDE:
@@ -494,25 +423,15 @@ def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             error.add_note(f"{place}: a tile of indices names an element that is not there")
             raise error
     outputs = [np.array(value) for value in values]
-    originals = list(_arrays(kernel, args, kwargs))
     for output, alias in zip(outputs, recorded.aliases, strict=True):
-        if alias is not None and isinstance(originals[alias], np.ndarray) and originals[alias].flags.writeable:
-            originals[alias][...] = output.reshape(originals[alias].shape).astype(originals[alias].dtype)
-    return _filled(recorded.structure, outputs) if recorded.structure is not None else None
+        given = None if alias is None else recorded.arguments[alias]
+        if isinstance(given, np.ndarray) and given.flags.writeable:
+            given[...] = output.reshape(given.shape).astype(given.dtype)
 
+    def result(value: Any, name: str) -> Any:
+        return outputs[value.number] if isinstance(value, _Result) else value
 
-def _arrays(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    function = kernel.function if isinstance(kernel, NkiKernel) else kernel
-    found: list[Any] = []
-    kinds = _kinds(function)
-
-    def note(value: Any, name: str) -> Any:
-        found.append(value)
-        return value
-
-    for name, value in _bound(function, args, kwargs).items():
-        _with_tensors(value, name, note, kinds.get(name))
-    return found
+    return _mapped(recorded.structure, result)
 
 
 def decorator(older: bool) -> Callable[..., Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nki_interpreter import checks, operators, tensors, turns
+from nki_interpreter import checks, operators, tensors
 from nki_interpreter.devices import DEVICES
 from nki_interpreter.dtypes import boolean, dtype_of, float32, is_float, promoted
-from nki_interpreter.elementwise import BINARY, UNARY, op_name
+from nki_interpreter.elementwise import BINARY, UNARY
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.indices import DynamicSlice, IndexArray, MGrid, arange, index_array
-from nki_interpreter.isa import dma, gpsimd, tensor, vector
+from nki_interpreter.isa import older, vector
 from nki_interpreter.program import (
     HBM,
     PRIVATE_HBM,
@@ -35,7 +38,7 @@ from nki_interpreter.written import mark_written
 # Memory and dtypes
 
 sbuf, psum, hbm, private_hbm, shared_hbm = SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM
-float16, float32_, int8, int16, int32 = np.float16, np.float32, np.int8, np.int16, np.int32
+float16, int8, int16, int32 = np.float16, np.int8, np.int16, np.int32
 uint8, uint16, uint32, bool_ = np.uint8, np.uint16, np.uint32, np.bool_
 bfloat16 = ml_dtypes.bfloat16
 float8_e4m3, float8_e5m2, float8_e4m3fn = ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn
@@ -95,10 +98,6 @@ class PartitionDim(int):
 
 def par_dim(size: int) -> PartitionDim:
     return PartitionDim(size)
-
-
-class ProgramDim(int):
-    """The size of a grid axis that spans several cores; `a * b` is its number of programs."""
 
 
 class _Cores:
@@ -232,14 +231,7 @@ def _loop(kind: str, args: tuple[Any, ...]) -> Iterator[int]:
 
 
 def affine_range(*args: Any, **_: Any) -> Iterator[int]:
-    if not recording():
-        return _loop("affine", args)
-    return _independent(_loop("affine", args))
-
-
-def _independent(loop: Iterator[int]) -> Iterator[int]:
-    yield from loop
-    turns.note_carried(current().block.items[-1])
+    return _loop("affine", args)
 
 
 def sequential_range(*args: Any, **_: Any) -> Iterator[int]:
@@ -305,19 +297,34 @@ def program_ndim() -> int:
 
 
 def load(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
-    return dma.load(src, mask=mask, dtype=dtype)
+    """Loads a tensor in HBM into a new tile in SBUF, and returns the tile."""
+    src = checks.in_hbm(src, "what is loaded").with_mask(mask)
+    shape = src.shape if src.ndim > 1 else (src.shape[0], 1) if src.ndim else (1, 1)
+    tile = operators.result(shape, dtype or src.dtype)
+    operators.assign(tile, src, checked=True)
+    shown = tensors.shown_of(src)
+    return tile if shown is None else tile.with_mask(np.broadcast_to(shown, src.shape).reshape(shape))
 
 
 def store(dst: Any, value: Any, *, mask: Any = None, **_: Any) -> None:
-    dma.store(dst, value, mask=mask)
+    """Writes a tile to a tensor in HBM."""
+    operators.assign(checks.in_hbm(dst, "where a tile is stored"), value, mask=mask, checked=True)
 
 
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
-    return dma.load_transpose2d(src, mask=mask, dtype=dtype)
+    src = checks.in_hbm(src, "what is loaded").with_mask(mask)
+    if src.ndim != 2:
+        raise NkiValueError("err_tensor_rank", f"load_transpose2d takes 2 dimensions, not {src.shape}")
+    checks.inside(src)
+    shown = tensors.shown_of(src)
+    shown = None if shown is None else np.broadcast_to(shown, src.shape).T
+    tile = operators.result((src.shape[1], src.shape[0]), dtype or src.dtype, mask=shown)
+    operators.emit("transpose", [src], [tile], ((1, 0), False))
+    return tile
 
 
 def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None, **_: Any) -> None:
-    dma.dma_copy(dst, value, mask=mask, dst_rmw_op=op)
+    older.dma_copy(dst=dst, src=value, mask=mask, dst_rmw_op=op)
 
 
 def copy(src: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
@@ -337,7 +344,7 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTe
     x = checks.on_chip(x, "x")
     if x.ndim != 2:
         raise NkiValueError("err_tensor_rank", f"transpose takes 2 dimensions, not {x.shape}")
-    return tensor.nc_transpose(None, x, dtype=dtype, mask=mask)
+    return older.nc_transpose(x, dtype=dtype, mask=mask)
 
 
 def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> NkiTensor:
@@ -345,8 +352,8 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None, **_: 
     x, y = checks.on_chip(x, "x"), checks.on_chip(y, "y")
     stationary = x
     if not transpose_x:
-        stationary = operators.copied(tensor.nc_transpose(None, x))
-    return tensor.nc_matmul(None, stationary, y, accumulate=False, mask=mask if transpose_x else None)
+        stationary = operators.copied(older.nc_transpose(x))
+    return older.nc_matmul(stationary, y, mask=mask if transpose_x else None)
 
 
 # Mathematics
@@ -368,10 +375,6 @@ def _binary(name: str) -> Any:
     function.nki_op = function.__name__ = name  # type: ignore[attr-defined]
     function.__doc__ = f"Returns `{name}` of two tiles, or of a tile and a number, element by element."
     return function
-
-
-def rsqrt(x: Any, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
-    return operators.unary("rsqrt", x, dtype=dtype, mask=mask)
 
 
 def _reduction(name: str, op: str) -> Any:
@@ -442,7 +445,7 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
 
 
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, **_: Any) -> NkiTensor:
-    return gpsimd.gather_flattened(None, data, indices, dtype=dtype, mask=mask)
+    return older._gather_flattened(data, indices, dtype=dtype, mask=mask)
 
 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
@@ -451,35 +454,29 @@ def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: 
     The result is x in the first iteration, and `op(previous result, x)` in each later one. Enclosing loops that are not
     named have one result per iteration.
     """
-    import sys
-
     recorder = current()
     frame = sys._getframe(1)
     given = tuple(loop_indices) if isinstance(loop_indices, Iterable) else (loop_indices,)
-    others = tuple(index.turn for index in recorder.indices if builtins_all(index is not one for one in given))
+    others = tuple(index.turn for index in recorder.indices if not any(index is one for one in given))
     key = (frame.f_code.co_filename, frame.f_lineno, others)
     known = recorder.reduced.get(key)
-    first = builtins_all((one.turn if isinstance(one, NkiLoopIndex) else int(one)) == 0 for one in given)
+    first = not any(one.turn if isinstance(one, NkiLoopIndex) else int(one) for one in given)
     if first or known is None:
         made = x if dtype is None else operators.copied(x, dtype)
     else:
-        made = operators.summed(op_name(op), known, x, dtype=dtype)
+        made = operators.binary(op, known, x, dtype=dtype)
     recorder.reduced[key] = made
     return made
 
 
-def builtins_all(values: Iterable[bool]) -> bool:
-    import builtins
-
-    return builtins.all(values)
-
-
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> NkiTensor:
-    return vector.dropout(None, x, rate, dtype=dtype, mask=mask)
+    return older.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 def rand(shape: Any, dtype: Any = np.float32, **_: Any) -> NkiTensor:
-    return vector.random(operators.result(tuple(shape), dtype))
+    tile = operators.result(tuple(shape), dtype)
+    vector.random(tile)
+    return tile
 
 
 def random_seed(seed: Any, **_: Any) -> None:
@@ -499,8 +496,6 @@ def device_print(prefix: Any, x: Any = None, **_: Any) -> None:
 
 
 def no_reorder(*_: Any, **__: Any) -> Any:
-    import contextlib
-
     return contextlib.nullcontext()
 
 
@@ -514,7 +509,7 @@ class NKIObject:
 
 def names() -> dict[str, Any]:
     """Returns all names of the module that kernels import."""
-    own = {k: v for k, v in globals().items() if not k.startswith("_") and k not in _HIDDEN}
+    own = {k: v for k, v in globals().items() if k[0] != "_" and not isinstance(v, types.ModuleType) and k != "names"}
     own["float32"] = np.float32
     own["tfloat32"] = np.dtype(np.float32)
     for name in UNARY:
@@ -528,18 +523,4 @@ def names() -> dict[str, Any]:
     return own
 
 
-rsqrt.nki_op = "rsqrt"  # type: ignore[attr-defined]
-_HIDDEN = {
-    "annotations",
-    "builtins_all",
-    "names",
-    "checks",
-    "operators",
-    "tensors",
-    "turns",
-    "dma",
-    "gpsimd",
-    "vector",
-    "float32_",
-}
 __all__ = ["IndexArray", "arange", "boolean", "index_array"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from nki_interpreter import indices, memory
 from nki_interpreter.access import plan, strides_of
-from nki_interpreter.dtypes import boolean, float32, is_float, is_int
+from nki_interpreter.dtypes import boolean, is_float, is_int
 from nki_interpreter.errors import NkiError
 from nki_interpreter.lazy import jnp, lax
 from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory
@@ -23,32 +23,29 @@ INSIDE = np.int32(-(2**31) + 1)
 """The result of an index check if all indices are inside the memory."""
 
 
-def lowering(name: str) -> Callable[[Lowering], Lowering]:
-    """Registers the lowering of an instruction, a function of the context and the instruction."""
+def lowering(name: str, exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the lowering of an instruction: a function of the context and the instruction.
 
-    def register(function: Lowering) -> Lowering:
-        LOWERINGS[name] = function
-        return function
-
-    return register
-
-
-def computes(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of attributes and values that returns the values of an instruction's results, one or a tuple."""
+    It returns the value of the instruction's result, a tuple of several, or None if it wrote them. `exact`: see `converted`.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def lowered(context: Context, instruction: Instruction) -> None:
-            values = [context.read(tensor) for tensor in instruction.reads]
-            results = function(instruction.attributes, *values)
-            if not isinstance(results, tuple):
-                results = (results,)
-            for tensor, value in zip(instruction.writes, results, strict=True):
-                context.write(tensor, value)
+            results = function(context, instruction)
+            if results is not None:
+                results = results if isinstance(results, tuple) else (results,)
+                for tensor, value in zip(instruction.writes, results, strict=True):
+                    context.write(tensor, fitted(value, tensor), exact=exact)
 
         LOWERINGS[name] = lowered
         return function
 
     return register
+
+
+def fitted(value: Any, target: NkiTensor) -> Any:
+    """Returns values in the destination's shape, if the number of elements agrees."""
+    return value.reshape(target.shape) if value.shape != target.shape and value.size == target.size else value
 
 
 def to_float(value: Any) -> Any:
@@ -391,16 +388,3 @@ def masked(value: Any, tensor: NkiTensor, neutral: Any) -> Any:
     """Returns values with a neutral value in place of the elements that the tensor's mask excludes."""
     shown = shown_of(tensor)
     return value if shown is None else jnp.where(shown, value, jnp.asarray(neutral, value.dtype))
-
-
-__all__ = [
-    "LOWERINGS",
-    "Context",
-    "bits",
-    "computes",
-    "converted",
-    "float32",
-    "lowering",
-    "masked",
-    "to_float",
-]

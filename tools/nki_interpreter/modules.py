@@ -12,27 +12,38 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import checks, kernel, language
-from nki_interpreter.errors import NkiError, NkiTypeError
+from nki_interpreter.errors import NkiTypeError
 from nki_interpreter.isa import constants, newer, older
 from nki_interpreter.program import PSUM, SBUF
-from nki_interpreter.standing_in import found_by_kernels
+from nki_interpreter.standing_in import found_by_kernels, made
 from nki_interpreter.tensors import NkiTensor
 
 
 class _TensorType:
-    """`nki.typing.tensor`: an annotation, with or without a shape."""
+    """An annotation of `nki.typing`, with or without a shape."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getitem__(self, shape: Any) -> _TensorType:
+    def __getitem__(self, shape: Any) -> Any:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self
 
+
+class _MutableTensor(_TensorType):
     def __repr__(self) -> str:
-        return self._name
+        return "mutable_tensor"
+
+
+class _Tensor(_TensorType):
+    """`tensor[[shape], dtype]`: a description in place of an array."""
+
+    def __getitem__(self, shape: Any) -> Any:
+        if isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[0], list | tuple):
+            return np.zeros(tuple(shape[0]), np.dtype(shape[1]))
+        return self
+
+    def __repr__(self) -> str:
+        return "tensor"
 
 
 class _TensorModule(types.ModuleType):
@@ -40,25 +51,6 @@ class _TensorModule(types.ModuleType):
 
     def __getitem__(self, shape: Any) -> _TensorModule:
         return self
-
-
-class _NamedModule:
-    """`tensor[[shape], dtype]`: a description in place of an array."""
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], list | tuple):
-            return np.zeros(tuple(key[0]), np.dtype(key[1]))
-        return self
-
-    def __repr__(self) -> str:
-        return "tensor"
-
-
-def _module(name: str, names: dict[str, Any], kind: type[types.ModuleType] = types.ModuleType) -> types.ModuleType:
-    module = kind(name)
-    module.__path__ = []
-    module.__dict__.update(names)
-    return module
 
 
 def _public(module: types.ModuleType) -> dict[str, Any]:
@@ -72,41 +64,16 @@ def _no_effect(*args: Any, **kwargs: Any) -> Any:
     return lambda function: function
 
 
-class _Latency:
-    """The latency result of `benchmark`, which measures nothing without a device."""
-
-    def get_latency_percentile(self, percentile: int) -> int:
-        raise NkiError("err_no_device", "there is no device to measure a latency on")
-
-
-def _benchmark(function: Any = None, **options: Any) -> Any:
-    if function is None:
-        return lambda f: _benchmark(f, **options)
-    made = kernel.NkiKernel(function, older=True, **options)
-    made.benchmark_result = types.SimpleNamespace(nc_latency=_Latency())  # type: ignore[attr-defined]
-    return made
+def _kernel(function: Any, older: bool) -> kernel.NkiKernel:
+    return function if isinstance(function, kernel.NkiKernel) else kernel.NkiKernel(function, older=older)
 
 
 def _simulate_kernel(function: Any, *args: Any, **kwargs: Any) -> Any:
-    made = function if isinstance(function, kernel.NkiKernel) else kernel.NkiKernel(function, older=True)
-    return kernel.simulate(made, *args, **kwargs)
+    return kernel.simulate(_kernel(function, True), *args, **kwargs)
 
 
 def _simulate(function: Any) -> Callable[..., Any]:
-    made = function if isinstance(function, kernel.NkiKernel) else kernel.NkiKernel(function, older=False)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return kernel.simulate(made, *args, **kwargs)
-
-    return run
-
-
-def _typing() -> dict[str, Any]:
-    return {"tensor": _NamedModule(), "mutable_tensor": _TensorType("mutable_tensor"), "scalar": _TensorType("scalar")}
-
-
-def _tensor(name: str) -> types.ModuleType:
-    return _module(name, {"NkiTensor": NkiTensor, "Tensor": NkiTensor}, _TensorModule)
+    return functools.partial(kernel.simulate, _kernel(function, False))
 
 
 _DECORATORS = """
@@ -115,18 +82,29 @@ _DECORATORS = """
 """.split()
 
 
-def _compiler() -> dict[str, Any]:
-    return {
-        "sbuf": SBUF,
-        "psum": PSUM,
-        **dict.fromkeys(_DECORATORS, _no_effect),
-    }
+def _modules(
+    root: str, names: dict[str, Any], language: dict[str, Any], isa: types.ModuleType, dge_mode: Any
+) -> dict[str, types.ModuleType]:
+    """Returns the modules of a generation, by name; `names` and `language` are the contents of two of them."""
+    modules = made(
+        {
+            root: names,
+            f"{root}.language": language,
+            f"{root}.isa": _instructions(isa),
+            f"{root}.isa.constants": {**_public(constants), "dge_mode": dge_mode},
+            f"{root}.typing": {"tensor": _Tensor(), "mutable_tensor": _MutableTensor(), "scalar": _TensorType()},
+            f"{root}.compiler": {"sbuf": SBUF, "psum": PSUM, **dict.fromkeys(_DECORATORS, _no_effect)},
+            f"{root}.tensor": {"NkiTensor": NkiTensor, "Tensor": NkiTensor},
+        }
+    )
+    modules[f"{root}.tensor"].__class__ = _TensorModule
+    return modules
 
 
 def _instructions(module: types.ModuleType) -> dict[str, Any]:
     """Returns a module's public names; its functions get one more parameter: the instruction's name."""
     return {
-        key: _named(value) if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ else value
+        key: _named(value) if isinstance(value, types.FunctionType) and ".isa." in value.__module__ else value
         for key, value in _public(module).items()
     }
 
@@ -152,36 +130,11 @@ def _named(function: types.FunctionType) -> Callable[..., Any]:
 @found_by_kernels
 def older_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `neuronxcc.nki`, by name."""
-    root = "neuronxcc.nki"
-    isa = _module(f"{root}.isa", _instructions(older))
-    isa.constants = _module(f"{root}.isa.constants", {**_public(constants), "dge_mode": constants.older_dge_mode})  # type: ignore[attr-defined]
-    nl = _module(f"{root}.language", language.names())
     jit = kernel.decorator(True)
-    names = {
-        "jit": jit,
-        "trace": jit,
-        "baremetal": jit,
-        "profile": jit,
-        "benchmark": _benchmark,
-        "simulate_kernel": _simulate_kernel,
-        "language": nl,
-        "isa": isa,
-        "typing": _module(f"{root}.typing", _typing()),
-        "compiler": _module(f"{root}.compiler", _compiler()),
-        "tensor": _tensor(f"{root}.tensor"),
-    }
-    nki = _module(root, names)
-    return {
-        "neuronxcc": _module("neuronxcc", {"nki": nki, "__version__": "0"}),
-        root: nki,
-        nl.__name__: nl,
-        isa.__name__: isa,
-        f"{root}.isa.constants": isa.constants,
-        f"{root}.typing": names["typing"],
-        f"{root}.compiler": names["compiler"],
-        f"{root}.tensor": names["tensor"],
-        "torch_neuronx": _module("torch_neuronx", {"nki_jit": jit, "nki_call": _simulate_kernel}),
-    }
+    names = {**dict.fromkeys("jit trace baremetal profile benchmark".split(), jit), "simulate_kernel": _simulate_kernel}
+    modules = _modules("neuronxcc.nki", names, language.names(), older, constants.older_dge_mode)
+    modules["neuronxcc"].__dict__["__version__"] = "0"
+    return modules | made({"torch_neuronx": {"nki_jit": jit, "nki_call": _simulate_kernel}})
 
 
 def _as_dtype(value: Any) -> Any:
@@ -192,30 +145,10 @@ def _as_dtype(value: Any) -> Any:
 @found_by_kernels
 def newer_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `nki`, by name."""
-    isa = _module("nki.isa", {**_instructions(newer), "dma_engine": constants.dma_engine})
-    isa.constants = _module("nki.isa.constants", {**_public(constants), "dge_mode": constants.newer_dge_mode})  # type: ignore[attr-defined]
-    nl = _module("nki.language", {name: _as_dtype(value) for name, value in language.names().items()})
-    nl.dtypes = _module("nki.language.dtypes", {k: v for k, v in vars(nl).items() if isinstance(v, type | np.dtype)})  # type: ignore[attr-defined]
-    nl.tile_size.__class__.__module__ = "nki.language"
-    names = {
-        "jit": kernel.decorator(False),
-        "simulate": _simulate,
-        "language": nl,
-        "isa": isa,
-        "typing": _module("nki.typing", _typing()),
-        "compiler": _module("nki.compiler", _compiler()),
-        "tensor": _tensor("nki.tensor"),
-        "dtype": nl.dtypes,
-        "contextlib": contextlib,
-    }
-    return {
-        "nki": _module("nki", names),
-        "nki.language": nl,
-        "nki.language.dtypes": nl.dtypes,
-        "nki.dtype": nl.dtypes,
-        "nki.isa": isa,
-        "nki.isa.constants": isa.constants,
-        "nki.typing": names["typing"],
-        "nki.compiler": names["compiler"],
-        "nki.tensor": names["tensor"],
-    }
+    names = {"jit": kernel.decorator(False), "simulate": _simulate, "contextlib": contextlib}
+    nl = {name: _as_dtype(value) for name, value in language.names().items()}
+    modules = _modules("nki", names, nl, newer, constants.newer_dge_mode)
+    dtypes = types.ModuleType("nki.language.dtypes")
+    dtypes.__dict__.update((k, v) for k, v in nl.items() if isinstance(v, type | np.dtype))
+    modules["nki.language"].__dict__["dtypes"] = modules["nki"].__dict__["dtype"] = dtypes
+    return modules | {"nki.language.dtypes": dtypes, "nki.dtype": dtypes}

@@ -13,7 +13,7 @@ from nki_interpreter.dtypes import boolean, dtype_of, float32, int32, is_float, 
 from nki_interpreter.elementwise import BINARY, BITWISE, COMPARISONS, REDUCTIONS, UNARY, op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError, kernel_location
 from nki_interpreter.lazy import jnp, lax
-from nki_interpreter.lower import Context, bits, computes, lowering, masked, to_float
+from nki_interpreter.lower import Context, bits, lowering, masked, to_float
 from nki_interpreter.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, Origin, current
 from nki_interpreter.tensors import NkiTensor, in_register, provides
 from nki_interpreter.written import flags, mark_written, put
@@ -158,9 +158,9 @@ def _lower_binary(context: Context, instruction: Instruction) -> None:
     context.write(instruction.writes[0], apply_binary(name, a, b), exact=name in BITWISE)
 
 
-@computes("unary")
-def _unary(attributes: Any, a: Any) -> Any:
-    return apply_unary(attributes, a)
+@lowering("unary")
+def _lower_unary(context: Context, instruction: Instruction) -> Any:
+    return apply_unary(str(instruction.attributes), context.read(instruction.reads[0]))
 
 
 def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
@@ -381,20 +381,11 @@ def accumulation(target: NkiTensor, wanted: bool | None = None) -> Any:
     return (target.shape, np.packbits(written).tobytes())
 
 
-def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
-    """Returns `total op value` as a new tile; the iterations of a loop may pass such a total on."""
-    made = binary(op, total, value, dtype=dtype)
-    recorder = current()
-    if isinstance(total, NkiTensor):
-        recorder.sums.add(recorder.block.items[-1])
-    return made
-
-
 @provides("accumulated")
 def accumulated(target: NkiTensor, value: Any) -> Any:
     """Computes `target += value`: in place in PSUM, otherwise as a new tile."""
     if target.buffer is not PSUM or not isinstance(value, NkiTensor) or target.shape != value.shape:
-        return summed("add", target, value)
+        return binary("add", target, value)
     mode = accumulation(target)
     emit("accumulate", [value, *([] if mode == "set" else [target])], [_fits(target, value)], mode)
     return target

@@ -232,10 +232,6 @@ class Recorder:
         """Whether a program waits for another: the recorded order is then not the order of execution."""
         self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
-        self.sums: set[Instruction] = set()
-        """Instructions that add to a sum outside PSUM; the sum is the first tensor that they read."""
-        self.loops: set[tuple[str, int]] = set()
-        """The lines of the loops whose iterations were checked."""
         self.indices: list[NkiLoopIndex] = []
         """The indices of the loops around the current instruction, outermost first."""
 

@@ -372,69 +372,6 @@ class NkiTensor:
             return NotImplemented
         return _PROVIDED["binary"](name, *((other, self) if swapped else (self, other)))
 
-    def __add__(self, other: Any) -> Any:
-        return self._binary("add", other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._binary("add", other, True)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._binary("subtract", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._binary("subtract", other, True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._binary("multiply", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._binary("multiply", other, True)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary("divide", other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._binary("divide", other, True)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._binary("mod", other)
-
-    def __pow__(self, other: Any) -> Any:
-        return self._binary("power", other)
-
-    def __and__(self, other: Any) -> Any:
-        return self._binary("bitwise_and", other)
-
-    def __or__(self, other: Any) -> Any:
-        return self._binary("bitwise_or", other)
-
-    def __xor__(self, other: Any) -> Any:
-        return self._binary("bitwise_xor", other)
-
-    def __lshift__(self, other: Any) -> Any:
-        return self._binary("left_shift", other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return self._binary("right_shift", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._binary("less", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._binary("less_equal", other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._binary("greater", other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._binary("greater_equal", other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._binary("equal", other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._binary("not_equal", other)
-
     def __neg__(self) -> Any:
         return self._binary("multiply", -1)
 
@@ -443,6 +380,20 @@ class NkiTensor:
 
     def __iadd__(self, other: Any) -> Any:
         return _PROVIDED["accumulated"](self, other)
+
+
+def _operator(name: str, swapped: bool = False) -> Callable[[NkiTensor, Any], Any]:
+    return lambda tensor, other: tensor._binary(name, other, swapped)
+
+
+_OPERATORS = """
+    add=add sub=subtract mul=multiply truediv=divide mod=mod pow=power and=bitwise_and or=bitwise_or xor=bitwise_xor
+    lshift=left_shift rshift=right_shift lt=less le=less_equal gt=greater ge=greater_equal eq=equal ne=not_equal
+"""
+for _method, _, _name in (word.partition("=") for word in _OPERATORS.split()):
+    setattr(NkiTensor, f"__{_method}__", _operator(_name))
+    if _method in ("add", "sub", "mul", "truediv"):
+        setattr(NkiTensor, f"__r{_method}__", _operator(_name, swapped=True))
 
 
 def whole(storage: NkiMemory, partition: int = 0) -> NkiTensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter.program import NkiMemory
-from nki_interpreter.tensors import NkiTensor, shown_of
+from nki_interpreter.tensors import NkiTensor
 
 
 def flags(tensor: NkiTensor, what: str = "written") -> Any:
@@ -32,13 +32,6 @@ def _parts(tensor: NkiTensor) -> list[Any]:
             grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
     size, own = tensor.dtype.itemsize, tensor.storage.dtype.itemsize
     return [grid * size // own + part for part in range(max(1, size // own))]
-
-
-def elements(tensor: NkiTensor) -> Any:
-    """Returns the numbers of the memory's elements in a view with known indices."""
-    shown = shown_of(tensor)
-    taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in _parts(tensor)]
-    return np.concatenate([part.reshape(-1) for part in taken])
 
 
 def _each(storage: NkiMemory, what: str) -> Any:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from nki_interpreter import checks
 from nki_interpreter.dtypes import uint32
 from nki_interpreter.elementwise import op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.isa.constants import nc_version, needs
-from nki_interpreter.isa.tensor import transpose_axes
 from nki_interpreter.lower import Context, lowering, to_float
-from nki_interpreter.operators import apply_binary, assign, emit, result
+from nki_interpreter.operators import apply_binary, as_tile, emit
 from nki_interpreter.program import Instruction, current
 from nki_interpreter.tensors import NkiTensor
 
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
-
-
-def _tensor(value: Any, what: str) -> NkiTensor:
-    if not isinstance(value, NkiTensor):
-        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(value).__name__}")
-    return value
 
 
 @lowering("rmw")
@@ -73,40 +64,35 @@ def _scattered() -> None:
 
 
 def dma_copy(
-    dst: NkiTensor,
-    src: NkiTensor,
-    *,
-    mask: Any = None,
-    dst_rmw_op: Any = None,
+    dst: Any,
+    src: Any,
+    priority: Any = None,
     oob_mode: Any = None,
     dge_mode: Any = None,
     engine: Any = None,
+    dst_rmw_op: Any = None,
     unique_indices: bool = True,
-) -> NkiTensor:
+) -> None:
     """Copies elements in order; only their number must agree. `oob_mode` skip leaves out elements with an index out of range."""
-    dst = _tensor(dst, "dst")
+    dst, src = as_tile(dst, "dst"), as_tile(src, "src")
+    checks.priority(priority)
     _descriptors(dge_mode, engine)
     _unique(unique_indices)
-    src = _tensor(src, "src")
     if dst.size != src.size:
         raise NkiValueError(
             "err_dma_size_mismatch", f"dst has shape {dst.shape} and src {src.shape}: the numbers of elements differ"
         )
-    if current().check and not current().older and "psum" in (dst.buffer.kind, src.buffer.kind):
+    if checks.is_newer() and "psum" in (dst.buffer.kind, src.buffer.kind):
         raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
     checks.dma_source(src)
+    is_checked = not _skips(oob_mode)
     if dst_rmw_op is not None:
         if dst.dynamic and not current().older:
             _scattered()
-        emit("rmw", [src, dst], [dst.with_mask(mask)], (op_name(dst_rmw_op), not _skips(oob_mode)))
-        return dst
-    skips = _skips(oob_mode)
-    target = dst.with_mask(mask)
-    if src.shape != dst.shape and src.valid is None and src.mask is None and not src.dynamic and not dst.dynamic:
-        emit("assign", [src], [target], False)
-        return dst
-    emit("assign", [src if mask is None or src.shape != dst.shape else src.with_mask(mask)], [target], not skips)
-    return dst
+        emit("rmw", [src, dst], [dst], (op_name(dst_rmw_op), is_checked))
+        return
+    is_reshaped = src.shape != dst.shape and src.valid is None and src.mask is None
+    emit("assign", [src], [dst], is_checked and not (is_reshaped and not src.dynamic and not dst.dynamic))
 
 
 def _transposable(src: NkiTensor, mode: str) -> None:
@@ -136,18 +122,23 @@ def _transposable(src: NkiTensor, mode: str) -> None:
         raise NkiValueError("err_dma_transpose", f"dma_transpose {what} takes {', '.join(missing)}; src is {src!r}")
 
 
+def transposed_shape(src: NkiTensor, axes: Any = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the fixed permutation for a number of dimensions, 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0), and the result's shape."""
+    wanted = _AXES.get(src.ndim)
+    order = wanted if axes is None else tuple(int(a) for a in axes)
+    if wanted is None or order is None or (order != wanted and current().check):
+        raise NkiValueError(
+            "err_dma_transpose_axes", f"dma_transpose of {src.ndim} dimensions has the axes {wanted}, not {order}"
+        )
+    return order, tuple(src.shape[i] for i in order)
+
+
 def dma_transpose(
-    dst: NkiTensor | None,
-    src: Any,
-    axes: Any = None,
-    *,
-    dtype: Any = None,
-    mask: Any = None,
-    dge_mode: Any = None,
-    oob_mode: Any = None,
-) -> NkiTensor:
-    """Transposes with a fixed permutation: 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
-    src = _tensor(src, "src")
+    dst: Any, src: Any, axes: Any = None, priority: Any = None, dge_mode: Any = None, oob_mode: Any = None
+) -> None:
+    """Transposes with a fixed permutation (`transposed_shape`)."""
+    src = as_tile(src, "src")
+    checks.priority(priority)
     _descriptors(dge_mode)
     if not current().older:
         if src.on_chip:
@@ -159,13 +150,11 @@ def dma_transpose(
     skips = _skips(oob_mode)
     if skips and not src.dynamic and current().check:
         raise NkiValueError("err_oob_mode", "dma_transpose takes oob_mode skip only with indices known at run time")
-    wanted = _AXES.get(src.ndim)
-    order = wanted if axes is None else tuple(int(a) for a in axes)
-    if wanted is None or (order != wanted and current().check):
-        raise NkiValueError(
-            "err_dma_transpose_axes", f"dma_transpose of {src.ndim} dimensions has the axes {wanted}, not {order}"
-        )
-    return transpose_axes(dst, src, order or wanted, dtype, mask, checked=not skips)
+    order, shape = transposed_shape(src, axes)
+    if dst.size != src.size:
+        raise NkiValueError("err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {shape}")
+    checks.equal_dtypes(dst, src, "dst of dma_transpose")
+    emit("transpose", [src], [dst], (order, not skips))
 
 
 @lowering("dma_compute")
@@ -190,14 +179,14 @@ MOST_SOURCES = 16
 
 
 def dma_compute(
-    dst: NkiTensor, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True, oob_mode: Any = None
-) -> NkiTensor:
+    dst: Any, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True, oob_mode: Any = None
+) -> None:
     """Adds the sources in float32.
 
     `reduce_op` must be add and every scale 1.0: AWS's documentation has no others yet.
     """
-    dst = _tensor(dst, "dst")
-    sources = [_tensor(s, "a source") for s in srcs]
+    dst = as_tile(dst, "dst")
+    sources = [as_tile(s, "a source") for s in srcs]
     check = current().check
     if check and op_name(reduce_op) != "add":
         raise NkiValueError(
@@ -220,37 +209,3 @@ def dma_compute(
         if source.size != dst.size:
             raise NkiValueError("err_dma_size_mismatch", f"dst has shape {dst.shape} and a source {source.shape}")
     emit("dma_compute", sources, [dst], not _skips(oob_mode))
-    return dst
-
-
-def load(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
-    """Loads a tensor in HBM into a new tile in SBUF, and returns the tile."""
-    src = checks.in_hbm(src, "what is loaded").with_mask(mask)
-    shape = src.shape if src.ndim > 1 else (src.shape[0], 1) if src.ndim else (1, 1)
-    tile = result(shape, dtype or src.dtype)
-    assign(tile, src, checked=True)
-    shown = src.mask if src.valid is None else src.valid if src.mask is None else src.mask & src.valid
-    if shown is not None:
-        full = np.broadcast_to(shown, src.shape).reshape(shape)
-        tile = tile.with_mask(full)
-    return tile
-
-
-def store(dst: Any, value: Any, *, mask: Any = None) -> None:
-    """Writes a tile to a tensor in HBM."""
-    dst = checks.in_hbm(dst, "where a tile is stored")
-    assign(dst, value, mask=mask, checked=True)
-
-
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
-    src = checks.in_hbm(src, "what is loaded")
-    if src.ndim != 2:
-        raise NkiValueError("err_tensor_rank", f"load_transpose2d takes 2 dimensions, not {src.shape}")
-    source = src.with_mask(mask)
-    shown = source.mask if source.valid is None else source.valid if source.mask is None else source.mask & source.valid
-    checks.inside(source)
-    tile = result((src.shape[1], src.shape[0]), dtype or src.dtype)
-    if shown is not None:
-        tile = tile.with_mask(np.broadcast_to(shown, src.shape).T)
-    emit("transpose", [source], [tile], ((1, 0), False))
-    return tile

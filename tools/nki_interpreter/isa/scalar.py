@@ -7,19 +7,10 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import checks
-from nki_interpreter.dtypes import bfloat16, float32, is_float
+from nki_interpreter.dtypes import bfloat16, float32
 from nki_interpreter.elementwise import UNARY, check_op, op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
-from nki_interpreter.isa.common import (
-    ReduceCmd,
-    Reduction,
-    destination,
-    fitted,
-    full,
-    operand,
-    reduced,
-    write_reduced,
-)
+from nki_interpreter.isa.common import ReduceCmd, Reduction, destination, full, operand, reduced, reduction
 from nki_interpreter.isa.constants import nc_version, needs
 from nki_interpreter.lazy import jnp
 from nki_interpreter.lower import Context, lowering, to_float
@@ -29,35 +20,30 @@ from nki_interpreter.tensors import NkiTensor
 
 
 @lowering("activation")
-def _lower_activation(context: Context, instruction: Instruction) -> None:
+def _lower_activation(context: Context, instruction: Instruction) -> Any:
     name, steps, reduction = instruction.attributes
-    reads = list(instruction.reads)
-    source = reads.pop(0)
+    source, *reads = instruction.reads
     value = to_float(context.read(source))
     for op, fixed, swapped in steps:
         other = immediate(fixed) if fixed is not None else full(context.read(reads.pop(0)), None, value)
         value = to_float(apply_binary(op, *((other, value) if swapped else (value, other))))
     value = to_float(UNARY[name](value))
-    target, *rest = instruction.writes
-    context.write(target, fitted(jnp.broadcast_to(value, source.shape), target))
-    if reduction is not None:
-        values = [context.read(t) for t in reads]
-        write_reduced(context, rest, reduced(reduction, values, value, source))
+    return jnp.broadcast_to(value, source.shape), *reduced(reduction, [context.read(t) for t in reads], value, source)
+
+
+_BIAS = (float32, np.dtype(np.float16), bfloat16)
 
 
 def activation(
-    dst: NkiTensor | None,
+    dst: Any,
     op: Any,
     data: Any,
     bias: Any = None,
     scale: Any = 1.0,
     reduce_op: Any = None,
-    reduce_res: NkiTensor | None = None,
+    reduce_res: Any = None,
     reduce_cmd: Any = ReduceCmd.idle,
-    *,
-    dtype: Any = None,
-    mask: Any = None,
-) -> NkiTensor:
+) -> None:
     """Computes `op(data · scale + bias)`; scale is a number or one float32 per partition, bias one number per partition.
 
     The reduction is a sum: AWS's documentation has no other `reduce_op` for it.
@@ -70,52 +56,46 @@ def activation(
             "err_unsupported_op",
             f"activation takes nl.add as reduce_op only, not '{op_name(reduce_op)}'; reduce with tensor_reduce afterwards",
         )
-    if name == "copy" and isinstance(bias, NkiTensor) and not current().older:
+    if not current().older and bias is not None and number(bias):
+        needs(nc_version.gen3, "a number as bias of activation")
+    if not current().older and name == "copy" and isinstance(bias, NkiTensor):
         needs(nc_version.gen3, "activation of nl.copy with a tile as bias, not a number,", "NCC_IBVF043")
-    if check and isinstance(bias, NkiTensor) and bias.dtype not in (float32, *_BIAS):
+    if check and isinstance(bias, NkiTensor) and bias.dtype not in _BIAS:
         raise NkiTypeError(
             "err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}"
         )
     if check and isinstance(scale, NkiTensor) and scale.dtype != float32:
         raise NkiTypeError("err_activation_scale_invalid_type", f"a scale per partition is float32, not {scale.dtype}")
-    steps = []
-    reads = []
-    for step, value in (("multiply", scale), ("add", bias)):
-        if value is None or (not isinstance(value, NkiTensor) and step == "multiply" and value == 1.0):
-            continue
-        fixed, tensors = operand(value, data, "scale" if step == "multiply" else "bias")
-        steps.append((step, None if fixed is None else float(fixed), False))
-        reads += tensors
-    return _activation(dst, name, data, steps, reads, (reduce_op, reduce_res, reduce_cmd), dtype, mask)
+    steps = [("multiply", scale, False, "scale"), ("add", bias, False, "bias")]
+    if not isinstance(scale, NkiTensor) and scale == 1.0:
+        del steps[0]
+    _emit(dst, name, data, steps, reduction("scalar", data, reduce_cmd, reduce_op, reduce_res))
 
 
-_BIAS = (np.dtype(np.float16), bfloat16)
+def _emit(dst: Any, name: str, data: NkiTensor, steps: list[Any], reduction: Reduction) -> None:
+    """Emits an activation after steps: (operation, operand, whether the two are swapped, the operand's name); None is no step."""
+    described, tiles = [], [data]
+    for op, value, swapped, what in steps:
+        if value is not None:
+            fixed, reads = operand(value, data, what)
+            described.append((op, None if fixed is None else float(fixed), bool(swapped)))
+            tiles += reads
+    attributes, reads, writes = reduction
+    emit("activation", [*tiles, *reads], [destination(dst, data.shape), *writes], (name, tuple(described), attributes))
 
 
-def _activation(
-    dst: NkiTensor | None,
-    name: str,
-    data: NkiTensor,
-    steps: list[Any],
-    reads: list[NkiTensor],
-    reduce: tuple[Any, NkiTensor | None, Any],
-    dtype: Any,
-    mask: Any,
-) -> NkiTensor:
-    op, res, command = reduce
-    target = destination(dst, data.shape, dtype or (data.dtype if is_float(data.dtype) else float32), [data], mask)
-    reduction = Reduction("scalar", data, command, op, res)
-    emit(
-        "activation",
-        [data.with_mask(mask), *reads, *reduction.reads],
-        [target, *reduction.writes],
-        (name, tuple(steps), reduction.attributes),
-    )
-    return target
+def activation_reduce(
+    dst: Any, op: Any, data: Any, reduce_op: Any, reduce_res: Any, bias: Any = None, scale: Any = 1.0
+) -> None:
+    activation(dst, op, data, bias, scale, reduce_op, reduce_res, ReduceCmd.reset_reduce)
+
+
+def reciprocal(dst: Any, data: Any) -> None:
+    activation(dst, "reciprocal", data)
 
 
 def activate2(
-    dst: NkiTensor,
+    dst: Any,
     op: Any,
     data: Any,
     imm0: Any,
@@ -126,44 +106,35 @@ def activate2(
     reverse0: bool = False,
     reverse1: bool = False,
     reduce_op: Any = None,
-    reduce_res: NkiTensor | None = None,
+    reduce_res: Any = None,
     reduce_cmd: Any = ReduceCmd.idle,
-) -> NkiTensor:
+) -> None:
     """Computes `op((data op0 imm0) op1 imm1)`."""
+    needs(nc_version.gen4, "activate2")
     if number(relu_param) != 0:
         raise NkiValueError(
             "err_unsupported_op", "activate2 takes 0 as relu_param here: it has no parameterized function"
         )
     data = checks.on_chip(data, "data")
-    steps, reads = [], []
-    for step, value, swapped in ((op0, imm0, reverse0), (op1, imm1, reverse1)):
-        name = "bypass" if step is None else op_name(step)
-        if name != "bypass":
-            fixed, tensors = operand(value, data, "an immediate")
-            steps.append((name, None if fixed is None else float(fixed), bool(swapped)))
-            reads += tensors
+    steps = [
+        (op_name(step), value, swapped, "an immediate")
+        for step, value, swapped in ((op0, imm0, reverse0), (op1, imm1, reverse1))
+        if step is not None and op_name(step) != "bypass"
+    ]
     name = check_op(op_name(op), UNARY, "activate2")
-    return _activation(dst, name, data, steps, reads, (reduce_op, reduce_res, reduce_cmd), None, None)
+    _emit(dst, name, data, steps, reduction("scalar", data, reduce_cmd, reduce_op, reduce_res))
 
 
 def exponential(
-    dst: NkiTensor,
+    dst: Any,
     src: Any,
     max_value: Any = 0.0,
-    reduce_res: NkiTensor | None = None,
+    reduce_res: Any = None,
     reduce_cmd: Any = ReduceCmd.idle,
     reduce_init: Any = 0.0,
-) -> NkiTensor:
+) -> None:
     """Computes `exp(src - max_value)`, and its sum."""
+    needs(nc_version.gen4, "exponential")
     data = checks.on_chip(src, "src")
-    fixed, reads = operand(max_value, data, "max_value")
-    reduction = Reduction("vector", data, reduce_cmd, "add", reduce_res, reduce_init)
-    target = destination(dst, data.shape, dst.dtype, [data], None)
-    steps = (("subtract", None if fixed is None else float(fixed), False),)
-    emit(
-        "activation",
-        [data, *reads, *reduction.reads],
-        [target, *reduction.writes],
-        ("exp", steps, reduction.attributes),
-    )
-    return target
+    sums = reduction("vector", data, reduce_cmd, "add", reduce_res, reduce_init)
+    _emit(dst, "exp", data, [("subtract", max_value, False, "max_value")], sums)

@@ -10,12 +10,13 @@ import numpy as np
 from nki_interpreter import checks
 from nki_interpreter.dtypes import float32
 from nki_interpreter.errors import NkiTypeError, NkiValueError
-from nki_interpreter.isa.common import destination, fitted
+from nki_interpreter.isa.common import destination
 from nki_interpreter.isa.constants import GENERATIONS, nc_version, needs
 from nki_interpreter.lazy import jnp, lax
-from nki_interpreter.lower import Context, lowering, masked, to_float
-from nki_interpreter.operators import accumulate, accumulation, emit, result
-from nki_interpreter.program import PSUM, SBUF, Buffer, Instruction, Origin, current
+from nki_interpreter.lower import Context, fitted, lowering, masked, to_float
+from nki_interpreter.operators import accumulate as accumulated
+from nki_interpreter.operators import accumulation, emit
+from nki_interpreter.program import PSUM, Instruction, Origin, current
 from nki_interpreter.tensors import NkiTensor
 from nki_interpreter.written import flags
 
@@ -35,34 +36,29 @@ def _widened(value: Any) -> Any:
 
 
 @lowering("matmul")
-def _lower_matmul(context: Context, instruction: Instruction) -> None:
+def _lower_matmul(context: Context, instruction: Instruction) -> Any:
     mode, double, _ = instruction.attributes
     a, b = (masked(context.read(t), t, 0) for t in instruction.reads[:2])
     if double:
         a = jnp.moveaxis(a, 1, 0).reshape((-1, math.prod(a.shape[2:])))
         b = jnp.moveaxis(b, 1, 0).reshape((-1, math.prod(b.shape[2:])))
-    value = product(a.reshape((a.shape[0], -1)), b.reshape((b.shape[0], -1)))
-    target = instruction.writes[0]
-    value = fitted(value, target)
-    if mode != "set":
-        value = accumulate(context.read(target), value, mode)
-    context.write(target, value)
+    (target,) = instruction.writes
+    value = product(a.reshape((a.shape[0], -1)), b.reshape((b.shape[0], -1))).reshape(target.shape)
+    return value if mode == "set" else accumulated(context.read(target), value, mode)
 
 
 def nc_matmul(
-    dst: NkiTensor | None,
+    dst: Any,
     stationary: Any,
     moving: Any,
-    *,
     is_stationary_onezero: bool = False,
     is_moving_onezero: bool = False,
     is_transpose: bool = False,
     accumulate: bool | None = None,
-    perf_mode: Any = None,
     tile_position: Any = (),
     tile_size: Any = (),
-    mask: Any = None,
-) -> NkiTensor:
+    perf_mode: Any = None,
+) -> None:
     """Computes `stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
 
     With `accumulate` None, it adds to elements that were written before and overwrites the others. In the mode
@@ -70,25 +66,14 @@ def nc_matmul(
     makes float32 faster on a device; it changes no value.
     """
     a, b = checks.on_chip(stationary, "stationary"), checks.on_chip(moving, "moving")
-    double = getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
+    double = is_double_row(perf_mode)
     if double:
         needs(nc_version.gen3, "perf_mode double_row")
         if a.shape[1] != 2 or b.shape[1] != 2:
             raise NkiValueError("err_double_row", f"double_row takes [K, 2, …], not {a.shape} and {b.shape}")
     _array_tile(a, tile_position, tile_size, double)
     checks.matmul(a, b, dst, double=double)
-    extra = 2 if double else 1
-    shape = (math.prod(a.shape[1:]) // extra, math.prod(b.shape[1:]) // extra)
-    if dst is None:
-        target = result(shape, a.dtype if is_transpose else float32, [], None, PSUM)
-        rows = _rows(mask, a, b, shape)
-        if rows is not None:
-            target = target.with_mask(rows)
-    else:
-        target = destination(dst, shape, float32, [], mask)
-    source_a, source_b = a, b
-    if mask is not None and dst is None:
-        source_a, source_b = _masked_operand(a, mask), _masked_operand(b, mask)
+    target = destination(dst, product_shape(a, b, perf_mode))
     if is_transpose:
         _transposed(b, target)
     else:
@@ -99,8 +84,16 @@ def nc_matmul(
         _sum(target, accumulate)
     _chain(target, accumulate, mode)
     hint = bool(is_stationary_onezero or is_moving_onezero)
-    emit("matmul", [source_a, source_b, *([] if mode == "set" else [target])], [target], (mode, double, hint))
-    return target
+    emit("matmul", [a, b, *([] if mode == "set" else [target])], [target], (mode, double, hint))
+
+
+def is_double_row(perf_mode: Any) -> bool:
+    return getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
+
+
+def product_shape(stationary: NkiTensor, moving: NkiTensor, perf_mode: Any) -> tuple[int, int]:
+    rows = 2 if is_double_row(perf_mode) else 1
+    return math.prod(stationary.shape[1:]) // rows, math.prod(moving.shape[1:]) // rows
 
 
 def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
@@ -213,31 +206,6 @@ def _note_chain(why: str) -> None:
     )
 
 
-def _masked_operand(operand: NkiTensor, mask: Any) -> NkiTensor:
-    try:
-        return operand.with_mask(mask)
-    except NkiValueError:
-        return operand
-
-
-def _rows(mask: Any, a: NkiTensor, b: NkiTensor, shape: tuple[int, int]) -> Any:
-    """Returns the part of a product's mask that fits the product or one of its operands."""
-    if mask is None:
-        return None
-    shown = np.asarray(mask, np.bool_)
-    for wanted, rows in ((a.shape, True), (b.shape, False)):
-        if shown.ndim == len(wanted) and all(n in (1, w) for n, w in zip(shown.shape, wanted, strict=True)):
-            full = np.broadcast_to(shown, wanted).any(axis=0).reshape(-1)
-            return full[:, None] if rows else full[None, :]
-    try:
-        return np.broadcast_to(shown, shape)
-    except ValueError:
-        raise NkiValueError(
-            "err_mask_shape",
-            f"a mask of shape {shown.shape} fits neither stationary {a.shape}, nor moving {b.shape}, nor the product {shape}",
-        ) from None
-
-
 @lowering("transpose")
 def _lower_transpose(context: Context, instruction: Instruction) -> None:
     order, checked = instruction.attributes
@@ -254,9 +222,7 @@ def _lower_transpose(context: Context, instruction: Instruction) -> None:
     context.write(target, turned(value), None if inside is None else turned(inside))
 
 
-def nc_transpose(
-    dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> NkiTensor:
+def nc_transpose(dst: Any, data: Any, engine: Any = None) -> None:
     """Swaps partitions and flattened free dimensions: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
     data = checks.on_chip(data, "data")
     rows, columns = data.shape[0], math.prod(data.shape[1:])
@@ -267,29 +233,10 @@ def nc_transpose(
             "err_size_of_dimension_exceed_arch_limit",
             f"nc_transpose takes {limit}×{limit} elements, not {rows}×{columns}",
         )
-    buffer: Buffer = SBUF if name == "vector" else PSUM
-    shown = None
-    if mask is not None or data.mask is not None:
-        source = data.with_mask(mask)
-        if source.mask is not None:
-            shown = np.broadcast_to(source.mask, data.shape).reshape(rows, columns).T
-    target = destination(dst, (columns, rows), dtype or data.dtype, [], shown, buffer)
+    target = destination(dst, (columns, rows))
+    if target.buffer is not PSUM:  # PSUM has rules by target
+        checks.equal_dtypes(target, data, "dst of nc_transpose")
     if name != "vector":
         checks.psum_bank(target)
         _transposed(data, target)
     emit("transpose", [data], [target], (None, False))
-    return target
-
-
-def transpose_axes(
-    dst: NkiTensor | None, src: NkiTensor, axes: tuple[int, ...], dtype: Any, mask: Any, *, checked: bool
-) -> NkiTensor:
-    shape = tuple(src.shape[i] for i in axes)
-    if dst is None:
-        target = result(shape, dtype or src.dtype, [], mask)
-    elif dst.size != src.size:
-        raise NkiValueError("err_shape_mismatch", f"the destination has shape {dst.shape}, and the result {shape}")
-    else:
-        target = dst.with_mask(mask)
-    emit("transpose", [src], [target], (tuple(axes), checked))
-    return target

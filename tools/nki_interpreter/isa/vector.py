@@ -9,40 +9,16 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import checks
-from nki_interpreter.dtypes import boolean, float32, int32, is_float, promoted, uint32
-from nki_interpreter.elementwise import BINARY, BITWISE, COMPARISONS, check_op, op_name
+from nki_interpreter.dtypes import float32, int32, is_float, uint32
+from nki_interpreter.elementwise import BINARY, BITWISE, check_op, op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
-from nki_interpreter.isa.common import (
-    ReduceCmd,
-    Reduction,
-    destination,
-    fitted,
-    flat,
-    full,
-    operand,
-    reduced,
-    write_reduced,
-)
+from nki_interpreter.isa.common import ReduceCmd, Reduction, destination, flat, full, operand, reduced, reduction
 from nki_interpreter.isa.constants import nc_version, needs
 from nki_interpreter.lazy import jnp, lax
 from nki_interpreter.lower import Context, converted, lowering, to_float
-from nki_interpreter.operators import (
-    apply_binary,
-    apply_vector,
-    assign,
-    emit,
-    immediate,
-    number,
-)
+from nki_interpreter.operators import apply_binary, apply_vector, assign, emit, immediate, number
 from nki_interpreter.program import Instruction, current
 from nki_interpreter.tensors import NkiTensor, in_register
-
-
-def _result_dtype(name: str, *operands: NkiTensor) -> Any:
-    if name in COMPARISONS and current().older:
-        return boolean
-    return promoted(*(t.dtype for t in operands))
-
 
 # With tiles
 
@@ -50,19 +26,15 @@ def _result_dtype(name: str, *operands: NkiTensor) -> Any:
 _WIDE = (int32, uint32)
 
 
-@lowering("tensor_tensor")
-def _lower_tensor_tensor(context: Context, instruction: Instruction) -> None:
+@lowering("tensor_tensor", exact=True)
+def _lower_tensor_tensor(context: Context, instruction: Instruction) -> Any:
     name, engine = instruction.attributes
     a, b = (context.read(t) for t in instruction.reads)
-    target = instruction.writes[0]
-    if a.shape != b.shape:
-        b = b.reshape(a.shape) if b.size == a.size else b
-    tiles = (*instruction.reads, target)
+    b = b.reshape(a.shape)
+    tiles = (*instruction.reads, *instruction.writes)
     if engine == "gpsimd" and name not in BITWISE and all(t.dtype in _WIDE for t in tiles):
-        value = apply_binary(name, a, b)
-    else:
-        value = apply_vector(name, a, b, _width(tiles))
-    context.write(target, fitted(value, target), exact=True)
+        return apply_binary(name, a, b)
+    return apply_vector(name, a, b, _width(tiles))
 
 
 def _width(tiles: Sequence[NkiTensor]) -> int:
@@ -77,9 +49,7 @@ def _bitwise(name: str, operands: Sequence[NkiTensor], target: NkiTensor) -> Non
         raise NkiTypeError("err_bitwise_on_float", f"'{name}' reads and writes integers, not {floats[0]}")
 
 
-def tensor_tensor(
-    dst: NkiTensor | None, data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> NkiTensor:
+def tensor_tensor(dst: Any, data1: Any, data2: Any, op: Any, engine: Any = None) -> None:
     """Computes `data1 op data2` for two tiles of the same shape.
 
     The vector engine computes in float32. GpSimd computes with 32-bit integers if all tiles hold them. If the kernel
@@ -94,7 +64,7 @@ def tensor_tensor(
             "err_shape_mismatch", f"data1 has shape {a.shape} and data2 {b.shape}; they have to be equal"
         )
     checks.one_in_psum("tensor_tensor", a, b, "data1", "data2")
-    target = destination(dst, a.shape, dtype or _result_dtype(name, a, b), [a, b], mask)
+    target = destination(dst, a.shape)
     _bitwise(name, [a, b], target)
     tiles = (a, b, target)
     if engine == "unknown":
@@ -102,21 +72,18 @@ def tensor_tensor(
         engine = "gpsimd" if name == "power" or (exact and name not in BITWISE) else "vector"
     checks.reachable("tensor_tensor", engine, tiles)
     emit("tensor_tensor", [a, b], [target], (name, engine))
-    return target
 
 
 # With one operand per partition
 
 
-@lowering("tensor_scalar")
-def _lower_tensor_scalar(context: Context, instruction: Instruction) -> None:
+@lowering("tensor_scalar", exact=True)
+def _lower_tensor_scalar(context: Context, instruction: Instruction) -> Any:
     steps, reduction = instruction.attributes
-    reads = list(instruction.reads)
-    source = reads.pop(0)
-    target, *rest = instruction.writes
+    source, *reads = instruction.reads
     value = context.read(source)
     shape = value.shape
-    width = _width((source, target, *reads))
+    width = _width((*instruction.reads, instruction.writes[0]))
     for name, fixed, swapped, tile in steps:
         other = immediate(fixed) if fixed is not None else context.read(reads.pop(0))
         if fixed is None:
@@ -125,10 +92,7 @@ def _lower_tensor_scalar(context: Context, instruction: Instruction) -> None:
         value = jnp.broadcast_to(value, shape)
         if value.dtype == np.bool_:
             value = value.astype(np.float32)
-    context.write(target, fitted(value, target), exact=True)
-    if reduction is not None:
-        values = [context.read(t) for t in reads]
-        write_reduced(context, rest, reduced(reduction, values, value, source))
+    return value, *reduced(reduction, [context.read(t) for t in reads], value, source)
 
 
 def _steps(data: NkiTensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[list[Any], list[NkiTensor]]:
@@ -162,34 +126,20 @@ def _steps(data: NkiTensor, steps: list[tuple[Any, Any, bool, bool]]) -> tuple[l
 
 
 def _chain(
-    dst: NkiTensor | None,
-    data: Any,
-    steps: list[tuple[Any, Any, bool, bool]],
-    dtype: Any,
-    mask: Any,
-    reduction: Reduction | None = None,
-) -> NkiTensor:
+    dst: Any, data: Any, steps: list[tuple[Any, Any, bool, bool]], reduction: Reduction = (None, [], [])
+) -> None:
     data = checks.on_chip(data, "data")
-    described, reads = _steps(data, steps)
-    checks.operands_in_psum("an instruction with tensor operands", [data, *reads])
-    if dtype is None and described:
-        dtype = boolean if described[-1][0] in COMPARISONS and current().older else data.dtype
-    target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
+    described, operands = _steps(data, steps)
+    checks.operands_in_psum("an instruction with tensor operands", [data, *operands])
+    target = destination(dst, data.shape)
     for name, *_ in described:
-        _bitwise(name, [data, *reads], target)
-    source = data.with_mask(mask)
-    attributes: Any = (tuple(described), None)
-    writes = [target]
-    if reduction is not None:
-        attributes = (tuple(described), reduction.attributes)
-        reads += reduction.reads
-        writes += reduction.writes
-    emit("tensor_scalar", [source, *reads], writes, attributes)
-    return target
+        _bitwise(name, [data, *operands], target)
+    attributes, reads, writes = reduction
+    emit("tensor_scalar", [data, *operands, *reads], [target, *writes], (tuple(described), attributes))
 
 
 def tensor_scalar(
-    dst: NkiTensor | None,
+    dst: Any,
     data: Any,
     op0: Any,
     operand0: Any,
@@ -197,11 +147,8 @@ def tensor_scalar(
     op1: Any = None,
     operand1: Any = None,
     reverse1: bool = False,
-    *,
-    dtype: Any = None,
-    mask: Any = None,
     engine: Any = None,
-) -> NkiTensor:
+) -> None:
     """Computes `(data op0 operand0) op1 operand1`.
 
     An operand is a number or has one element per partition; `reverse` swaps a step's operands.
@@ -215,7 +162,7 @@ def tensor_scalar(
             f"tensor_scalar with {' and '.join(names)} does not run on {engine}; use the vector engine",
         )
     checks.reachable("tensor_scalar", engine, [t for t in (dst, data, operand0, operand1) if isinstance(t, NkiTensor)])
-    return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, False)], dtype, mask)
+    _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, False)])
 
 
 _CHAINS: dict[str, Callable[[tuple[str, ...]], bool]] = {
@@ -225,15 +172,8 @@ _CHAINS: dict[str, Callable[[tuple[str, ...]], bool]] = {
 """The operations of tensor_scalar on engines other than the vector engine, from AWS's documentation."""
 
 
-def arithmetic_only(what: str, *ops: Any) -> None:
-    """Refuses operations on bit patterns for instructions that lack them."""
-    bitwise = [op_name(op) for op in ops if op is not None and op_name(op) in BITWISE]
-    if current().check and bitwise:
-        raise NkiTypeError("err_unsupported_op", f"{what} takes arithmetic operations, not '{bitwise[0]}'")
-
-
 def scalar_tensor_tensor(
-    dst: NkiTensor | None,
+    dst: Any,
     data: Any,
     op0: Any,
     operand0: Any,
@@ -241,49 +181,43 @@ def scalar_tensor_tensor(
     operand1: Any,
     reverse0: bool = False,
     reverse1: bool = False,
-    *,
-    dtype: Any = None,
-    mask: Any = None,
-) -> NkiTensor:
+) -> None:
     """Computes `(data op0 operand0) op1 operand1` with a tile as operand1."""
-    arithmetic_only("scalar_tensor_tensor", op0, op1)
+    checks.arithmetic("scalar_tensor_tensor", op0, op1)
     checks.one_in_psum("scalar_tensor_tensor", data, operand1, "data", "operand1")
-    return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, True)], dtype, mask)
+    _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, True)])
 
 
 def tensor_scalar_reduce(
-    dst: NkiTensor | None,
+    dst: Any,
     data: Any,
     op0: Any,
     operand0: Any,
     reduce_op: Any,
-    reduce_res: NkiTensor | None,
+    reduce_res: Any = None,
     reverse0: bool = False,
     reduce_cmd: Any = ReduceCmd.reset_reduce,
     reduce_init: Any = None,
-    *,
-    dtype: Any = None,
-    mask: Any = None,
-) -> NkiTensor:
+    reduce_res_negate: bool = False,
+) -> None:
     """Computes `data op0 operand0`, and reduces it over the free dimensions into `reduce_res`."""
-    arithmetic_only("tensor_scalar_reduce", op0)
+    checks.arithmetic("tensor_scalar_reduce", op0)
     data = checks.on_chip(data, "data")
-    reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res, reduce_init)
-    return _chain(dst, data, [(op0, operand0, reverse0, False)], dtype, mask, reduction)
+    sums = reduction("vector", data, reduce_cmd, reduce_op, reduce_res, reduce_init)
+    _chain(dst, data, [(op0, operand0, reverse0, False)], sums)
+    if reduce_res_negate and reduce_res is not None:
+        tensor_scalar(reduce_res, reduce_res, np.multiply, -1.0)
 
 
 # Copies
 
 
-def tensor_copy(
-    dst: NkiTensor | None, src: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> NkiTensor:
+def tensor_copy(dst: Any, src: Any, engine: Any = None) -> None:
     """Copies bits if the dtypes are equal; otherwise converts through float32."""
     src = checks.on_chip(src, "src")
-    target = destination(dst, src.shape, dtype or src.dtype, [src], mask)
+    target = destination(dst, src.shape)
     copies(engine, src, target)
-    assign(target, src, mask=None)
-    return target
+    assign(target, src)
 
 
 def copies(engine: Any, src: NkiTensor, target: NkiTensor) -> None:
@@ -295,11 +229,10 @@ def copies(engine: Any, src: NkiTensor, target: NkiTensor) -> None:
 
 
 @lowering("select")
-def _lower_select(context: Context, instruction: Instruction) -> None:
+def _lower_select(context: Context, instruction: Instruction) -> Any:
     fixed_true, fixed_false, swapped, reduction = instruction.attributes
-    reads = list(instruction.reads)
-    predicate = reads.pop(0)
-    target, *rest = instruction.writes
+    predicate, *reads = instruction.reads
+    target = instruction.writes[0]
     shape = predicate.shape if fixed_true is not None else reads[0].shape
     condition = context.read(predicate).reshape(shape) != 0
     sources = []
@@ -314,98 +247,91 @@ def _lower_select(context: Context, instruction: Instruction) -> None:
     if reduction is None:
         # Only selected elements are converted; the others keep their bits.
         dtype = target.storage.value_dtype if target.cast is None else target.cast
-        value = jnp.where(condition, *(converted(source, dtype) for source in sources))
-    else:
-        value = jnp.where(condition, *map(to_float, sources))
-        values = [context.read(t) for t in reads]
-        write_reduced(context, rest, reduced(reduction, values, value, target.replaced(mask=predicate.mask)))
-    context.write(target, fitted(jnp.broadcast_to(value, shape), target))
+        return jnp.where(condition, *(converted(source, dtype) for source in sources))
+    value = jnp.broadcast_to(jnp.where(condition, *map(to_float, sources)), shape)
+    source = target.replaced(mask=predicate.mask)
+    return value, *reduced(reduction, [context.read(t) for t in reads], value, source)
 
 
 def _select(
-    target: NkiTensor, predicate: NkiTensor, yes: Any, no: Any, swapped: bool, reduction: Reduction | None = None
+    target: NkiTensor, predicate: NkiTensor, yes: Any, no: Any, swapped: bool, reduction: Reduction = (None, [], [])
 ) -> None:
-    reads = [predicate]
+    tiles = [predicate]
     fixed = []
     for value in (yes, no):
         fixed.append(number(value))
         if fixed[-1] is None:
-            reads.append(checks.on_chip(value, "an operand of a selection"))
+            tiles.append(checks.on_chip(value, "an operand of a selection"))
     # The instruction does not read elements of the target that keep their values.
-    checks.operands_in_psum("a selection", [t for t in reads if t.storage is not target.storage])
-    writes = [target]
-    attributes: Any = None
-    if reduction is not None and reduction.active:
-        reads += reduction.reads
-        writes += reduction.writes
-        attributes = reduction.attributes
-    emit("select", reads, writes, (fixed[0], fixed[1], swapped, attributes))
+    checks.operands_in_psum("a selection", [t for t in tiles if t.storage is not target.storage])
+    attributes, reads, writes = reduction
+    emit("select", [*tiles, *reads], [target, *writes], (fixed[0], fixed[1], swapped, attributes))
 
 
-def tensor_copy_predicated(
-    dst: NkiTensor, src: Any, predicate: Any, reverse_pred: bool = False, *, mask: Any = None
-) -> NkiTensor:
+def tensor_copy_predicated(dst: Any, src: Any, predicate: Any, reverse_pred: bool = False) -> None:
     """Copies `src` to `dst` where `predicate` is not 0; `dst` keeps the rest."""
     predicate = checks.on_chip(predicate, "predicate")
     checks.one_in_psum("tensor_copy_predicated", src, predicate, "src", "predicate")
-    target = checks.on_chip(dst, "dst").with_mask(mask)
-    _select(target, predicate, src, dst, reverse_pred)
-    return dst
+    checks.dtype(predicate, "predicate", np.uint8, np.uint16, np.uint32, np.bool_)
+    checks.equal_dtypes(dst, src, "dst of tensor_copy_predicated")
+    _select(checks.on_chip(dst, "dst"), predicate, src, dst, reverse_pred)
 
 
 def select_reduce(
-    dst: NkiTensor,
+    dst: Any,
     predicate: Any,
     on_true: Any,
     on_false: Any,
-    reduce_res: NkiTensor | None = None,
+    reduce_res: Any = None,
     reduce_cmd: Any = ReduceCmd.idle,
     reduce_op: Any = np.maximum,
     reverse_pred: bool = False,
-    *,
-    mask: Any = None,
-) -> NkiTensor:
+) -> None:
     """Selects elements by a predicate and reduces them over the free dimensions."""
     predicate = checks.on_chip(predicate, "predicate")
-    checks.on_chip(dst, "dst")
+    target = checks.on_chip(dst, "dst")
     checks.one_in_psum("select_reduce", on_true, predicate, "on_true", "predicate")
-    active = int(reduce_cmd) != ReduceCmd.idle
-    reduction = Reduction("vector", predicate, reduce_cmd, reduce_op, reduce_res if active else None)
-    _select(dst.with_mask(mask), predicate.with_mask(mask), on_true, on_false, reverse_pred, reduction)
-    return dst
+    if int(reduce_cmd) == ReduceCmd.idle:
+        reduce_res = None
+    sums = reduction("vector", predicate, reduce_cmd, reduce_op, reduce_res)
+    _select(target, predicate, on_true, on_false, reverse_pred, sums)
+    checks.dtype(predicate, "predicate", np.int8, np.uint8, np.int16, np.uint16, np.bool_)
+    _only_max("select_reduce", reduce_op)
+    if checks.is_newer() and on_true.dtype in _WIDE:
+        raise NkiTypeError("err_unsupported_dtype", f"on_true of select_reduce can't be {on_true.dtype}")
+
+
+def _only_max(what: str, reduce_op: Any) -> None:
+    if checks.is_newer() and op_name(reduce_op) != "maximum":
+        raise NkiTypeError("err_unsupported_op", f"{what} reduces to the maximum, not by {op_name(reduce_op)}")
 
 
 @lowering("range_select")
-def _lower_range_select(context: Context, instruction: Instruction) -> None:
+def _lower_range_select(context: Context, instruction: Instruction) -> Any:
     first, second, start, otherwise, reduction = instruction.attributes
-    reads = list(instruction.reads)
-    data = to_float(context.read(reads[0]))
+    data, *bounds = (to_float(context.read(t)) for t in instruction.reads)
     index = lax.broadcasted_iota(np.float32, (data.shape[0], data.size // data.shape[0]), 1) + np.float32(start)
-    shown = apply_binary(first, index, flat(to_float(context.read(reads[1]))))
-    shown = shown & apply_binary(second, index, flat(to_float(context.read(reads[2]))))
+    shown = apply_binary(first, index, flat(bounds[0])) & apply_binary(second, index, flat(bounds[1]))
     value = jnp.where(shown, flat(data), np.float32(otherwise))
-    target, *rest = instruction.writes
-    context.write(target, fitted(value, target))
-    if reduction is not None:
-        write_reduced(context, rest, reduced(reduction, [context.read(t) for t in reads[3:]], value, reads[0]))
+    return value, *reduced(reduction, bounds[2:], value, instruction.reads[0])
+
+
+_COMPARES = ("equal", "less", "less_equal", "greater", "greater_equal")
 
 
 def range_select(
-    dst: NkiTensor | None,
+    dst: Any,
     on_true_tile: Any,
     comp_op0: Any,
     comp_op1: Any,
     bound0: Any,
     bound1: Any,
     reduce_cmd: Any = ReduceCmd.reset_reduce,
-    reduce_res: NkiTensor | None = None,
+    reduce_res: Any = None,
     reduce_op: Any = np.maximum,
     range_start: Any = 0,
     on_false_value: Any = None,
-    *,
-    dtype: Any = None,
-    mask: Any = None,
-) -> NkiTensor:
+) -> None:
     """Keeps the elements whose position plus `range_start` compares true with both bounds (one per partition)."""
     needs(nc_version.gen3, "range_select", "NCC_IBIR530")
     data = checks.on_chip(on_true_tile, "on_true_tile")
@@ -417,74 +343,87 @@ def range_select(
                 "err_range_select_bound_dtype", f"the bounds of range_select are float32, not {bound.dtype}"
             )
     checks.operands_in_psum("range_select", [data, bound0, bound1])
-    reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res)
-    target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
-    otherwise = float(np.finfo(np.float32).min) if on_false_value is None else float(on_false_value)
+    if checks.is_newer() and not is_float(data.dtype):
+        raise NkiTypeError("err_unsupported_dtype", f"on_true_tile of range_select is a float, not {data.dtype}")
+    _only_max("range_select", reduce_op)
+    for name in names:
+        if checks.is_newer() and name not in _COMPARES:
+            raise NkiTypeError("err_unsupported_op", f"range_select compares, it does not compute {name}")
+    attributes, reads, writes = reduction("vector", data, reduce_cmd, reduce_op, reduce_res)
+    lowest = on_false_value is None or on_false_value is ...
+    otherwise = float(np.finfo(np.float32).min if lowest else on_false_value)
     emit(
         "range_select",
-        [data.with_mask(mask), bound0, bound1, *reduction.reads],
-        [target, *reduction.writes],
-        (*names, float(range_start), otherwise, reduction.attributes),
+        [data, bound0, bound1, *reads],
+        [destination(dst, data.shape), *writes],
+        (*names, float(range_start), otherwise, attributes),
     )
-    return target
 
 
 @lowering("fill_tile")
-def _lower_fill_tile(context: Context, instruction: Instruction) -> None:
-    (target,) = instruction.writes
-    value = context.read(instruction.reads[0])
-    context.write(target, jnp.broadcast_to(value.reshape((1,) * len(target.shape)), target.shape))
+def _lower_fill_tile(context: Context, instruction: Instruction) -> Any:
+    return jnp.broadcast_to(context.read(instruction.reads[0]).reshape(()), instruction.writes[0].shape)
 
 
-def memset(
-    dst: NkiTensor | None, value: Any, *, shape: Any = None, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> NkiTensor:
-    given = destination(None, tuple(shape), dtype, [], None) if dst is None else checks.on_chip(dst, "dst")
-    dst = given.with_mask(mask)
+def memset(dst: Any, value: Any, engine: Any = None) -> None:
+    dst = checks.on_chip(dst, "dst")
     checks.reachable("memset", checks.engine("memset", engine, "vector", "gpsimd"), [dst])
     if number(value) is None:
         emit("fill_tile", [in_register(value)], [dst])
     else:
         assign(dst, value)
-    return dst
 
 
 @lowering("random")
-def _lower_random(context: Context, instruction: Instruction) -> None:
+def _lower_random(context: Context, instruction: Instruction) -> Any:
     import jax
 
-    (seed,) = instruction.attributes
-    target = instruction.writes[0]
-    values = jax.random.uniform(jax.random.key(seed), target.shape, np.float32)
-    if instruction.reads:
-        data = context.read(instruction.reads[0])
-        probability = context.read(instruction.reads[1])
-        keep = values >= full(to_float(probability), None, data)
-        context.write(target, fitted(jnp.where(keep, data, jnp.zeros((), data.dtype)), target))
-    else:
-        context.write(target, values)
+    values = jax.random.uniform(jax.random.key(instruction.attributes), instruction.writes[0].shape, np.float32)
+    if not instruction.reads:
+        return values
+    data, probability = (context.read(t) for t in instruction.reads)
+    keep = values.reshape(data.shape) >= full(to_float(probability), None, data)
+    return jnp.where(keep, data, jnp.zeros((), data.dtype))
 
 
-def random(target: NkiTensor, *, engine: Any = None) -> NkiTensor:
+def random(target: NkiTensor, *reads: NkiTensor) -> None:
+    """Writes random numbers from 0 to 1; with data and probability, the data or 0. Each instruction draws new numbers."""
+    recorder = current()
+    recorder.seed += 1
+    emit("random", reads, [target], recorder.seed)
+
+
+def rng(dst: Any, engine: Any = None) -> None:
+    target = checks.on_chip(dst, "dst")
     engine = checks.engine("rng", engine, "vector", "gpsimd")
     checks.reachable("rng", engine, [target])
     if engine == "gpsimd":
         needs(nc_version.gen3, "rng on GpSimd")
-    recorder = current()
-    recorder.seed += 1
-    emit("random", [], [target], (recorder.seed,))
-    return target
+    checks.dtype(dst, "dst of rng", np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
+    random(target)
 
 
-def dropout(dst: NkiTensor | None, data: Any, prob: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Replaces elements by 0 with a probability; each instruction draws new random numbers from the kernel's seed."""
+def rand2(dst: Any, min: Any, max: Any) -> None:
+    needs(nc_version.gen4, "rand2")
+    random(checks.on_chip(dst, "dst"))
+    low, high = number(min), number(max)
+    if low is None or high is None:
+        raise NkiTypeError("err_immediate_expected", "rand2 takes numbers as bounds here")
+    tensor_scalar(dst, dst, np.multiply, float(high - low), op1=np.add, operand1=float(low))
+
+
+def set_rng_seed(src_seeds: Any) -> None:
+    checks.dtype(checks.on_chip(src_seeds, "src_seeds"), "src_seeds", np.int32, np.uint32, np.float32)
+    if current().check and src_seeds.size != 1:
+        raise NkiValueError("err_shape_mismatch", f"src_seeds has the shape (1, 1), not {src_seeds.shape}")
+    current().notes.append("set_rng_seed is ignored: random numbers come from the kernel's own seed")
+
+
+def dropout(dst: Any, data: Any, prob: Any) -> None:
+    """Replaces elements by 0 with a probability."""
     data = checks.on_chip(data, "data")
-    fixed, tensors = operand(prob, data, "prob")
+    fixed, tiles = operand(prob, data, "prob")
     if fixed is not None:
-        tile = in_register(float(fixed))
-        tensors = [tile.broadcast(0, data.shape[0])]
-    target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
-    recorder = current()
-    recorder.seed += 1
-    emit("random", [data, tensors[0]], [target], (recorder.seed,))
-    return target
+        tiles = [in_register(float(fixed)).broadcast(0, data.shape[0])]
+    checks.equal_dtypes(dst, data, "dst of dropout")
+    random(destination(dst, data.shape), data, *tiles)
