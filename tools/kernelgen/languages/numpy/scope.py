@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,15 +36,16 @@ def current() -> Trace | None:
 
 
 _bodies: list[object] = [object()]
-"""The loop bodies of the current trace, innermost last: a value of a body must not leave it."""
 
 
-def enter_body() -> None:
+@contextlib.contextmanager
+def loop_body() -> Iterator[None]:
+    """Makes the body of a loop the innermost one until the block ends: a value of a body must not leave it."""
     _bodies.append(object())
-
-
-def leave_body() -> None:
-    _bodies.pop()
+    try:
+        yield
+    finally:
+        _bodies.pop()
 
 
 def body() -> object:
