@@ -133,20 +133,19 @@ def test_fori_loop_stays_a_loop_and_slices_by_its_index() -> None:
 # --- functions that NumPy does not have ---------------------------------------------------------------------------------
 
 
-def test_functions_of_networks() -> None:
+def test_functions_of_networks_in_a_kernel_and_outside() -> None:
     rng = np.random.default_rng(1)
     image, weight = rng.normal(size=(2, 4, 7, 6)).astype(np.float32), rng.normal(size=(6, 2, 3, 2)).astype(np.float32)
     ties = np.array([[3, -np.inf, 5, 5, 1], [-np.inf, -np.inf, 2, -np.inf, 2]], np.float32)
 
     def kernel(x: Any, w: Any, ties: Any) -> Any:
-        volume = np.expand_dims(x, 2)
         return (
             softmax(x, axis=1),
             rms_norm(x, np.full(6, 2.0), eps=0.1),
             *topk(ties, 4),
             *topk(ties, 2, is_ascend=True),
             conv2d(x, w, np.arange(6), stride=(2, 1), padding=1, dilation=(1, 2), groups=2),
-            conv3d(volume, np.expand_dims(w, 2), padding=(0, 1, 0), groups=2),
+            conv3d(np.expand_dims(x, 2), np.expand_dims(w, 2), padding=(0, 1, 0), groups=2),
             all_reduce(ties, [[0]]),
             constant([1, 2]) + zeros(2, np.int32) + full(2, 3, np.int32),
         )
@@ -159,33 +158,16 @@ def test_functions_of_networks() -> None:
     np.testing.assert_array_equal(found[2], np.take_along_axis(ties, found[3].astype(int), 1))
     np.testing.assert_array_equal(found[5], [[1, 4], [0, 1]])
     padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    want = np.zeros((2, 6, 4, 6), np.float32)
-    for k in range(6):
-        for y in range(4):
-            for x in range(6):
-                window = padded[:, 2 * (k // 3) : 2 * (k // 3) + 2, 2 * y : 2 * y + 3, x : x + 4 : 2]
-                if window.shape[3] == 2:
-                    want[:, k, y, x] = (window * weight[k]).sum((1, 2, 3)) + k
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))[:, :, ::2, :, :, ::2]
+    halves = windows.reshape(2, 2, 2, *windows.shape[2:]), weight.reshape(2, 3, 2, 3, 2)
+    want = np.einsum("bgcyxhw,gkchw->bgkyx", *halves).reshape(2, 6, 4, 6) + np.arange(6)[:, None, None]
     np.testing.assert_allclose(found[6], want, rtol=1e-4, atol=1e-4)
     assert found[7].shape == (2, 6, 1, 7, 5)
     np.testing.assert_array_equal(found[8], ties)
     np.testing.assert_array_equal(found[9], [4, 5])
-
-
-def test_functions_of_networks_compute_at_once_outside_of_a_kernel() -> None:
-    values = np.array([[3, 1, 2], [5, 6, 4]], np.float32)
-
-    def kernel(x: Any) -> Any:
-        total = zeros((2, 3))
-        total[:, 0] = np.sum(softmax(x), axis=1)
-        return (*topk(x, 2), total, conv2d(x[None, None], full((1, 1, 1, 1), 2.0)), rms_norm(x, constant([1, 2, 3])))
-
-    direct = kernel(values)
-    assert all(type(each) is np.ndarray for each in direct)
-    np.testing.assert_array_equal(direct[0], [[3, 2], [6, 5]])
-    np.testing.assert_array_equal(direct[1], [[0, 2], [1, 0]])
-    for one, other in zip(direct, run(kernel, values), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for one, other in zip(kernel(image, weight, ties), found, strict=True):
+        assert type(one) is np.ndarray
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 # --- dtypes -------------------------------------------------------------------------------------------------------------
@@ -296,7 +278,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.add(x, 1, where=x > 2), "0: where= leaves elements undefined"),
     (
         lambda x: x.astype(ml_dtypes.float8_e4m3) + x.astype(ml_dtypes.float8_e5m2),
-        "0: np.add: Input dtypes ('float8_e5m2', 'float8_e4m3') have no available implicit dtype promotion path.",
+        "0: np.add: float8_e4m3 and float8_e5m2 have no common dtype (convert one of them: x.astype(np.float32))",
     ),
     (lambda x: np.reshape(x, (5, -1)), "0: np.reshape: cannot reshape array of size 24 into shape (5,newaxis)"),
     (lambda x: np.transpose(x, (0,)), "0: np.transpose: axes don't match array"),
@@ -408,13 +390,6 @@ def test_a_knob_beyond_a_limit_is_refused_at_its_line(function: Callable[..., An
     assert found.startswith(f"{4 if function is fuses_unequal else 0}: {expected}"), found
 
 
-def test_a_limit_is_that_of_the_targets() -> None:
-    def fits(x: Any) -> Any:
-        return knob(np.zeros((4, 50000)) + 1, mem_space="Sbuf", tile_size=[4, 50000])
-
-    assert lower(fits, X, targets=("trn2", "trn3")).notes["knobs"]
-
-
 def test_a_kernel_computes_without_kernelgen() -> None:
     @trace(input_specs=[((4, 6), "f32")])
     def kernel(x: Any) -> Any:
@@ -444,15 +419,13 @@ def probabilities(x):
 """
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_published_kernels_import_nkipy_and_nkigen_installed_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+def test_published_kernels_import_nkipy_and_nkigen_though_they_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if installed:
-        monkeypatch.syspath_prepend(tmp_path)
-        for name in ("nkipy", "nkigen"):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "__init__.py").write_text("raise RuntimeError('what is installed is not for tracing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("nkipy", "nkigen"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('what is installed is not for tracing')")
     (tmp_path / "kernels.py").write_text(PUBLISHED)
     for name, expected in (("halves", np.abs(X) / 8), ("probabilities", np.exp(X) / np.exp(X).sum(-1, keepdims=True))):
         language, function = load_file(tmp_path / "kernels.py", name)

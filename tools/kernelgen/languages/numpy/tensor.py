@@ -231,7 +231,11 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
     def computed() -> Any:
         try:
             return compute(*values, **options)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
+            if "implicit dtype promotion" in str(error):  # JAX names the dtypes in any order
+                dtypes = sorted({v.dtype.name for v in values if hasattr(v, "dtype")})
+                hint = "convert one of them: x.astype(np.float32)"
+                raise refused(f"{name}: {' and '.join(dtypes)} have no common dtype", hint) from error
             with np.errstate(all="ignore"):
                 function(*map(_zeros, values), **options)  # NumPy's error takes precedence
             raise
