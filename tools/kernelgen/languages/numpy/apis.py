@@ -41,7 +41,7 @@ def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         made = function(*args, **kwargs)
-        kind = TracedArray if scope.is_tracing() else np.array
+        kind = TracedArray if scope.TRACE.get() else np.array
         return tuple(map(kind, made)) if isinstance(made, tuple) else kind(made)
 
     return call

@@ -58,7 +58,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
         raise refused("fori_loop: how often it runs is not known while the kernel is traced", "both ends are numbers")
     is_tuple = isinstance(init, tuple)
     begin = init if is_tuple else (init,)
-    if not any(isinstance(v, TracedArray) for v in begin) and not scope.is_tracing():
+    if not any(isinstance(v, TracedArray) for v in begin) and scope.TRACE.get() is None:
         value = init
         for i in range(lower, upper):
             value = body(i, value)

@@ -16,24 +16,14 @@ class Trace:
     Attributes:
         targets: the targets whose limits apply to knobs.
         knobs: the recorded knobs, as JSON values, in order.
-        of: the knobs of each tensor by the tensor's `id()`, with the tensor, so that its id stays unique.
     """
 
     targets: tuple[str, ...]
     knobs: list[dict[str, Any]] = field(default_factory=list)
-    of: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
 
 
 TRACE: ContextVar[Trace | None] = ContextVar("trace", default=None)
-
-
-def is_tracing() -> bool:
-    return TRACE.get() is not None
-
-
-def current() -> Trace | None:
-    return TRACE.get()
-
+"""The current trace; None outside a kernel."""
 
 _bodies: list[object] = [object()]
 

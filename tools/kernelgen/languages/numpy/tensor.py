@@ -56,6 +56,7 @@ class TracedArray(np.lib.mixins.NDArrayOperatorsMixin):
         parameter: number of the kernel's parameter that it is, or None.
         changed: whether elements were assigned.
         iterations: sizes of the loops of the NumPy operation that computes it, if any: for knobs.
+        tile: the tile sizes of these loops that a knob sets, if any.
     """
 
     __array_priority__ = 1000
@@ -66,6 +67,7 @@ class TracedArray(np.lib.mixins.NDArrayOperatorsMixin):
         self.parameter = parameter
         self.changed = False
         self.iterations: tuple[str, tuple[int, ...]] | None = None
+        self.tile: list[int] | None = None
         self._body = scope.body()
 
     @property
