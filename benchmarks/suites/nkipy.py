@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from kernelgen.errors import KernelgenError
@@ -22,8 +23,7 @@ from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.languages import nki
 from kernelgen.languages import numpy as kernels
 from kernelgen.languages.numpy import modules
-from kernelgen.languages.numpy.dtypes import INT32, narrowed, promoted
-from kernelgen.languages.numpy.tensor import TracedArray
+from kernelgen.languages.numpy.tensor import TracedArray, narrowed
 from kernelgen.lowering.function import Launch, lower_function
 from nki_interpreter import language
 from nki_interpreter.isa import newer
@@ -287,8 +287,8 @@ def _common(*kinds: Any) -> Any:
     if any(k not in _WEAK and np.dtype(k) == np.float64 for k in kinds):
         raise TypeError("Unsupported dtype float64")
     try:
-        return promoted(*map(_operand, kinds)).type
-    except KernelgenError as error:
+        return narrowed(jnp.result_type(*map(_operand, kinds))).type
+    except ValueError as error:
         raise TypeError(f"No implicit dtype promotion path: {error}") from error
 
 
@@ -308,7 +308,7 @@ def scalar_dtype(value: Any) -> np.dtype[Any]:
     """Returns the dtype of a number."""
     if getattr(value, "dtype", None) == np.float64:
         raise ValueError("float64 is not supported")
-    return INT32 if isinstance(value, int) and not isinstance(value, bool) else promoted(value)
+    return narrowed(jnp.result_type(value))
 
 
 # --- nkigen ----------------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ NO_KEYS = {
     "mutable_tensor shared_hbm err_lowering": "NKI",
     "skip_middle_end_transformations enable_stack_allocator force_auto_alloc": "decorators of NKI's first generation",
     "multi_buffer psum_stack_allocator sbuf_stack_allocator": "likewise",
-    "fro x.astype": "NumPy",
+    "x.astype": "NumPy",
     "pack_path nki_interpreter": "Python",
 }
 

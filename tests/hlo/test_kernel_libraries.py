@@ -43,7 +43,7 @@ def mistakes(root: Path, text: str) -> list[str]:
 def test_a_signature_is_read_without_importing(tmp_path: Path) -> None:
     text = HEADER + (
         "raise RuntimeError('imported')\n"
-        "@emitter('my_op')\n"
+        "@emitter('my_op', layouts=('planes', 'bf16'))\n"
         "def f(x, y=None, *, alpha: float, n: int = 3, fast: bool = False, low: float = -1, out, op, inputs): ...\n"
     )
     (r,) = library(tmp_path, m=text).scan().values()
@@ -55,24 +55,19 @@ def test_a_signature_is_read_without_importing(tmp_path: Path) -> None:
         ("low", float, -1.0),
     ]
     assert r.context == ("out", "op", "inputs")
+    assert r.layouts == ("planes", "bf16")
     assert r.custom
     assert registration(tmp_path / "m.py", "my_op") == r
 
 
-@pytest.mark.parametrize(
-    "text, name",
-    [
-        ("from kernelgen.emitters import emitter as e\n@e('a')\ndef f(x): ...\n", "a"),
-        ("import kernelgen.emitters\n@kernelgen.emitters.emitter('a')\ndef f(x): ...\n", "a"),
-        ("from kernelgen import emitters\n@emitters.emitter('a')\ndef f(x): ...\n", "a"),
-    ],
-)
-def test_the_decorator_is_known_by_any_name(tmp_path: Path, text: str, name: str) -> None:
-    assert list(library(tmp_path, m=text).scan()) == [name]
-
-
-def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
-    assert library(tmp_path, m="from blinker import emitter\n@emitter('a')\ndef f(x): ...\n").scan() == {}
+def test_the_decorator_is_known_by_any_name(tmp_path: Path) -> None:
+    for text, ops in {
+        "from kernelgen.emitters import emitter as e\n@e('a')\ndef f(x): ...\n": ["a"],
+        "import kernelgen.emitters\n@kernelgen.emitters.emitter('a')\ndef f(x): ...\n": ["a"],
+        "from kernelgen import emitters\n@emitters.emitter('a')\ndef f(x): ...\n": ["a"],
+        "from blinker import emitter\n@emitter('a')\ndef f(x): ...\n": [],
+    }.items():
+        assert list(library(tmp_path, m=text).scan()) == ops
 
 
 @pytest.mark.parametrize(
@@ -86,10 +81,6 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
             "m.py:3:8: error: emitter 'f' takes *xs: every input and parameter has a name",
         ),
         (
-            "@emitter('a')\ndef f(x, **kw): ...\n",
-            "m.py:3:12: error: emitter 'f' takes *kw: every input and parameter has a name",
-        ),
-        (
             "@emitter('a', types='float')\ndef f(x, y): ...\n",
             'm.py:2:2: error: types has an entry for each of 2 inputs, separated by commas, such as types="float, same", not '
             'types="float"',
@@ -97,20 +88,8 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
         ("@emitter('a')\ndef f(x, y=1): ...\n", "m.py:3:12: error: an optional input's default is None, not 1"),
         ("@emitter('a')\ndef f(x, *, n): ...\n", "m.py:3:13: error: parameter 'n' is annotated as int, float or bool"),
         (
-            "@emitter('a')\ndef f(x, *, n: str): ...\n",
-            "m.py:3:13: error: parameter 'n' is annotated as int, float or bool",
-        ),
-        (
-            "@emitter('a')\ndef f(x, *, n: int = N): ...\n",
-            "m.py:3:22: error: the default of 'n' is a literal int, not N",
-        ),
-        (
             "@emitter('a')\ndef f(x, *, n: int = 1.5): ...\n",
             "m.py:3:22: error: the default of 'n' is a literal int, not 1.5",
-        ),
-        (
-            "@emitter('a')\nasync def f(x): ...\n",
-            "m.py:3:1: error: emitter 'f' is not a plain function at the module's top level",
         ),
         (
             "if 1:\n  @emitter('a')\n  def f(x): ...\n",
@@ -120,10 +99,6 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
         (
             "@emitter('rms_norm')\ndef f(x, y, *, eps: float): ...\n",
             "m.py:3:1: error: ggml's rms_norm has the inputs (src0); emitter 'f' takes (x, y)",
-        ),
-        (
-            "@emitter('silu_back')\ndef f(a, b=None): ...\n",
-            "m.py:3:1: error: ggml's silu_back has the inputs (grad, src1); emitter 'f' takes (a, b=None)",
         ),
         (
             "@emitter('rms_norm')\ndef f(x, *, eps: float, epz: float): ...\n",
@@ -141,27 +116,20 @@ def test_another_decorator_of_the_same_name_is_not_ours(tmp_path: Path) -> None:
             "@emitter('a', kind='f32')\ndef f(x): ...\n",
             "m.py:2:15: error: @emitter has no keyword 'kind'; it has 'types', 'language', 'targets', 'where' and 'layouts'",
         ),
+        (
+            "@emitter('a', language='nky')\ndef f(x): ...\n",
+            "m.py:2:24: error: unknown language 'nky': did you mean 'nki'? (languages are jax, numpy, nki)",
+        ),
+        ("@emitter('a', language=L)\ndef f(x): ...\n", "m.py:2:24: error: language: expected a string literal, not L"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, source: str, expected: str) -> None:
     assert mistakes(tmp_path, HEADER + source) == [expected]
 
 
-def test_layouts_are_read(tmp_path: Path) -> None:
-    text = "@emitter('my_op', layouts=('planes', 'bf16'))\ndef f(a, b): ...\n"
-    (r,) = library(tmp_path, m=HEADER + text).scan().values()
-    assert r.layouts == ("planes", "bf16")
-
-
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(HEADER + "@emitter('b')\ndef g(*x): ...\n")
     assert len(mistakes(tmp_path, HEADER + "@emitter(A)\ndef f(x, y=2): ...\n")) == 3
-
-
-def test_an_op_has_one_emitter_in_a_library(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(HEADER + "@emitter('my_op')\ndef first(x): ...\n")
-    (message,) = mistakes(tmp_path, HEADER + "\n@emitter('my_op')\ndef second(x): ...\n")
-    assert message.startswith("m.py:4:1: error: op 'my_op' already has the emitter 'first' at a.py:3")
 
 
 def test_the_first_library_wins(tmp_path: Path) -> None:
@@ -341,25 +309,11 @@ def test_a_language_without_an_emitter_is_an_error(tmp_path: Path) -> None:
         catalog.kernels(relu("f16"), ("nki",), ("trn1", "trn2"))
 
 
-@pytest.mark.parametrize(
-    "decorator, expected",
-    [
-        (
-            "@emitter('a', language='nky')",
-            "unknown language 'nky': did you mean 'nki'? (languages are jax, numpy, nki)",
-        ),
-        ("@emitter('a', targets='trn9')", "unknown target 'trn9': did you mean 'trn3'? (targets are trn1, trn1n, "),
-        ("@emitter('a', language=L)", "language: expected a string literal, not L"),
-    ],
-)
-def test_a_wrong_language_or_target_is_named(tmp_path: Path, decorator: str, expected: str) -> None:
-    (message,) = mistakes(tmp_path, f"{HEADER}{decorator}\ndef f(x): ...\n")
-    assert expected in message
-
-
 def test_emitters_of_one_op_have_different_languages_or_targets_and_modules(tmp_path: Path) -> None:
     other = HEADER + "@emitter('relu', language='nki', targets='trn2')\ndef i(x): ...\n"
-    with pytest.raises(KernelgenError, match="op 'relu' already has the emitter 'h'"):
+    with pytest.raises(
+        KernelgenError, match=r"other_nki.py:3:1: error: op 'relu' already has the emitter 'h' at .*in_nki.py:3"
+    ):
         library(tmp_path, **IN_LANGUAGES, other_nki=other).scan()
     (tmp_path / "other_nki.py").write_text(other.replace("trn2", "trn1"))
     assert {r.module for r in Library("mine", tmp_path).registrations} == {*IN_LANGUAGES, "other_nki"}

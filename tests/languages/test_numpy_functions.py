@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from traced import run
 
-from kernelgen.languages.numpy.dtypes import narrowed
 from kernelgen.languages.numpy.functions import FUNCTIONS
+from kernelgen.languages.numpy.tensor import narrowed
 
 EXPRESSIONS = [
     line

@@ -117,9 +117,7 @@ def test_what_a_module_imports_is_what_its_kernels_depend_on(folder: Path) -> No
         ("import published.core.utils.tiles as t", ["core.__init__", "core.utils.tiles"]),
         ("from ..core.utils import tiles, absent", ["core.__init__", "core.utils.tiles"]),
         ("from .. import constants", ["constants"]),
-        ("from published import constants", ["constants"]),
         ("from ... import beside", []),
-        ("import published_too", []),
         ("from kernelgen.kernels.movement import get_rows", None),
     ],
 )
@@ -235,51 +233,27 @@ def test_nkis_own_compiler_is_given_the_module_of_the_package(folder: Path) -> N
 @pytest.mark.parametrize(
     ("file", "package", "message"),
     [
-        (
-            "src/published/core/scaled.py",
-            "src/published/constants.py",
-            "there is no folder 'src/published/constants.py'",
-        ),
-        ("src/published/core/scaled.py", "src/absent", "there is no folder 'src/absent'"),
-        (
-            "src/published/core/scaled.py",
-            "src/empty",
-            "'src/published/core/scaled.py' is not in the package 'src/empty'",
-        ),
-        ("src/published/core/scaled.py", "src/pub", "'src/published/core/scaled.py' is not in the package 'src/pub'"),
-        ("src/../other.py", "src", "'src/../other.py' is not in the package 'src'"),
-        ("src/published/core/scaled.py", ".", "'.' is not a name that Python imports"),
-        (
-            "src/published/core/scaled.py",
-            "src/published/../..",
-            "'src/published/../..' is not a name that Python imports",
-        ),
-        ("src/a-b/k.py", "src/a-b", "'a-b' is not a name that Python imports"),
-        ("src/published/a-b/k.py", "src/published", "'a-b' is not a name that Python imports"),
-        ("src/published/a.b.py", "src/published", "'a.b' is not a name that Python imports"),
-        ("src/published/core/scaled.py", "/src", "package: expected a folder, from the manifest's"),
-        ("src/published/core/scaled.py", "${n}", "package: expected a folder, from the manifest's"),
-        ("src/published/linked.py", "src/published", "linked.py is a link out of the package"),
-        ("src/published/imports_linked.py", "src/published", "linked.py is a link out of the package"),
-        ("src/published/imports_folder.py", "src/published", "k.py is a link out of the package"),
-        ("src/published/imports_broken.py", "src/published", "not valid Python"),
+        ("core/scaled.py", "src/absent", "there is no folder 'src/absent'"),
+        ("core/scaled.py", "src/empty", "'src/published/core/scaled.py' is not in the package 'src/empty'"),
+        ("core/scaled.py", "src/pub", "'src/published/core/scaled.py' is not in the package 'src/pub'"),
+        ("core/scaled.py", ".", "'.' is not a name that Python imports"),
+        ("a-b/k.py", "src/published", "'a-b' is not a name that Python imports"),
+        ("core/scaled.py", "/src", "package: expected a folder, from the manifest's"),
+        ("imports_linked.py", "src/published", "linked.py is a link out of the package"),
+        ("imports_broken.py", "src/published", "not valid Python"),
     ],
 )
 def test_a_package_that_the_file_is_not_in_is_refused(folder: Path, file: str, package: str, message: str) -> None:
-    kernel = "import numpy as np\n\ndef scaled(x):\n    return np.exp(x)\n"
-    for name in ("other.py", "src/a-b/k.py", "src/published/a-b/k.py", "src/published/a.b.py", "src/pub/k.py"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(kernel)
-    (folder / "src" / "empty").mkdir()
     root = folder / "src" / "published"
-    (root / "linked.py").symlink_to(folder / "other.py")
-    (root / "folder").symlink_to(folder / "src" / "pub")
+    for name in ("src/other.py", "src/published/a-b/k.py", "src/pub/k.py", "src/empty/k.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("import numpy as np\n\ndef scaled(x):\n    return np.exp(x)\n")
+    (root / "linked.py").symlink_to(folder / "src" / "other.py")
     (root / "broken.py").write_text("def\n")
     for name in ("linked", "broken"):
         (root / f"imports_{name}.py").write_text(f"from .{name} import scaled\n")
-    (root / "imports_folder.py").write_text("from .folder.k import scaled\n")
     with pytest.raises(KernelgenError) as error:
-        planned(folder, entry(file=file, package=package))
+        planned(folder, entry(file=f"src/published/{file}", package=package))
     assert message in str(error.value) and "m.yaml:5:" in str(error.value)
 
 
@@ -287,20 +261,15 @@ def test_a_package_that_the_file_is_not_in_is_refused(folder: Path, file: str, p
     ("line", "message"),
     [
         ("from .... import beside", "attempted relative import beyond top-level package"),
-        ("from ...beside import FACTOR", "attempted relative import beyond top-level package"),
         ("import beside", "No module named 'beside'"),
-        ("from .absent import x", "No module named 'published.lone.absent'"),
         ("from published.absent.more import x", "No module named 'published.absent'"),
-        ("from . import absent", "cannot import name 'absent'"),
         ("from .compiled import x", "No module named 'published.lone.compiled'"),
-        ("import published.constants.more", "No module named 'published.constants.more'"),
     ],
 )
 def test_nothing_else_than_the_packages_sources_is_imported(folder: Path, line: str, message: str) -> None:
     lone = folder / "src" / "published" / "lone"
     lone.mkdir()
     (lone / "compiled.pyc").write_bytes(b"")
-    (lone / "compiled.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
     (lone / "k.py").write_text(f"import numpy as np\n{line}\n\ndef f(x):\n    return np.exp(x)\n")
     with pytest.raises(KernelgenError) as error:
         computed(folder, entry("f", "src/published/lone/k.py"))

@@ -188,50 +188,35 @@ def test_a_mistake_in_an_entry_is_reported_with_its_place(folder: Path, entry: s
     assert message in found.message and found.location is not None and found.location.line == 5
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("k/scan.py:scan, inputs: ['f32[2]'], outputs: ['f32[2]']", "returns 2 results, and 1 are declared"),
-        ("k/scan.py:put, inputs: ['f32[4,2]', 'f32[1,2]'], outputs: ['f32[2]']", "and the manifest says float32[2]"),
-        (
-            "k/scan.py:put, inputs: ['f32[4,2]', 'f32[4,2]'], outputs: ['f32[1,2]'], params: {z: 1}",
-            "unexpected keyword argument 'z'",
-        ),
-        (
-            "k/plain.py:swapped, inputs: ['f32[2]', 'f32[2]'], outputs: ['f32[2]', 'f32[2]'], params: {x: 1}",
-            "multiple values for argument 'x'",
-        ),
-    ],
-)
-def test_what_the_function_does_not_do_is_reported_when_it_is_emitted(folder: Path, entry: str, message: str) -> None:
-    made, catalog = plan(folder, f"  - {{source: {entry}}}\n")
-    with pytest.raises(KernelgenError) as caught:
-        emit(catalog.emitters(made.kernels[0]), made.kernels[0].spec)
-    assert message in str(caught.value) and made.kernels[0].spec.id in str(caught.value)
+def test_what_the_function_does_not_do_is_reported_when_it_is_emitted(folder: Path) -> None:
+    two = "inputs: ['f32[4,2]', 'f32[1,2]']"
+    for entry, message in {
+        "k/scan.py:scan, inputs: ['f32[2]'], outputs: ['f32[2]']": "returns 2 results, and 1 are declared",
+        f"k/scan.py:put, {two}, outputs: ['f32[2]']": "and the manifest says float32[2]",
+        f"k/scan.py:put, {two}, outputs: ['f32[1,2]'], params: {{z: 1}}": "unexpected keyword argument 'z'",
+        f"k/plain.py:swapped, {two}, outputs: ['f32[2]'], params: {{x: 1}}": "multiple values for argument 'x'",
+    }.items():
+        made, catalog = plan(folder, f"  - {{source: {entry}}}\n")
+        with pytest.raises(KernelgenError) as caught:
+            emit(catalog.emitters(made.kernels[0]), made.kernels[0].spec)
+        assert message in str(caught.value) and made.kernels[0].spec.id in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("np", "a module"),
-        ("SCALE", "of type float"),
-        ("Scaled", "a class"),
-        ("scaled", "of type Scaled"),
-        ("start", "of type str"),
-        ("odd", "of type Odd"),
-    ],
-)
-def test_a_name_that_is_not_a_function_is_reported(folder: Path, name: str, what: str) -> None:
+def test_a_name_that_is_not_a_function_is_reported(folder: Path) -> None:
     (folder / "k" / "named.py").write_text(
-        "import numpy as np\nSCALE = 2.0\nstart = 'x'\n"
-        "class Scaled:\n    def __call__(self, x):\n        return x\nscaled = Scaled()\n"
-        "class Odd(Scaled):\n    def __getattr__(self, name):\n        raise RuntimeError(name)\nodd = Odd()\n"
+        "import numpy as np\nSCALE = 2.0\nclass Scaled:\n    def __call__(self, x):\n        return x\nscaled = Scaled()\n"
     )
-    made, catalog = plan(folder, f"  - {{source: k/named.py:{name}, inputs: ['f32[2]'], outputs: ['f32[2]']}}\n")
-    with pytest.raises(KernelgenError) as caught:
-        emit(catalog.emitters(made.kernels[0]), made.kernels[0].spec)
-    (found,) = caught.value.diagnostics
-    assert found.message == f"'{name}' is {what}, not a function" and found.location is not None
+    for name, what in {
+        "np": "a module",
+        "SCALE": "of type float",
+        "Scaled": "a class",
+        "scaled": "of type Scaled",
+    }.items():
+        made, catalog = plan(folder, f"  - {{source: k/named.py:{name}, inputs: ['f32[2]'], outputs: ['f32[2]']}}\n")
+        with pytest.raises(KernelgenError) as caught:
+            emit(catalog.emitters(made.kernels[0]), made.kernels[0].spec)
+        (found,) = caught.value.diagnostics
+        assert found.message == f"'{name}' is {what}, not a function" and found.location is not None
 
 
 def test_two_manifests_may_name_files_of_the_same_path(tmp_path: Path) -> None:
@@ -332,13 +317,14 @@ def test_a_backward_kernel_gives_what_differentiating_the_interpreted_kernel_giv
 def test_check_says_which_kernels_differ_and_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "k" / "refs.py").write_text(
         "import numpy as np\ndef right(x, y):\n    return y + 1, x + 1\n"
-        "def wrong(x, y):\n    y[0] = 5\n    return y + 1, x + 1\ndef few(x, y):\n    return y\ndef fails(x, y):\n    return x / None\n"
+        "def wrong(x, y):\n    y[0] = 5\n    return y + 1, x + 1\ndef few(x, y):\n    return y\n"
+        "def fails(x, y):\n    return x / None\ndef texts(x, y):\n    return np.array(['a'] * 4), x\n"
     )
     (folder / "k" / "squares.py").write_text(FLASH.replace("operand0=2.0", "operand0=4.0"))
     arrays = 'inputs: ["u8[4]", "u8[4]"], outputs: ["u8[4]", "u8[4]"]'
     entries = [
         f"  - {{source: k/plain.py:swapped, name: {name}, {arrays}, check: {{reference: k/refs.py:{name}}}}}"
-        for name in ("right", "wrong", "few", "fails")
+        for name in ("right", "wrong", "few", "fails", "texts")
     ]
     two = 'inputs: ["f32[128,8]", "f32[128,8]"], outputs: ["f32[128,8]"]'
     entries.append(f"  - {{source: k/squares.py:squares, {two}, vjp: k/squares.py:squares_back}}")
@@ -353,47 +339,17 @@ def test_check_says_which_kernels_differ_and_where(folder: Path, capsys: pytest.
         "right: ok",
         "squares.vjp: differs",
         "    output0: 1024 of 1024 differ, by up to …",
+        "texts: differs",
+        f"    error: {folder}/k/refs.py:texts: result 0 is an array of <U1, not of numbers",
         "wrong: differs",
         "    output0: 1 of 4 differ, by up to …",
-        "1 ok, 4 different, 1 without a reference",
+        "1 ok, 5 different, 1 without a reference",
     ]
     assert run(["check", str(folder / "m.yaml"), "--only", "right"]) == 0
     (folder / "m.yaml").write_text(
         f"format: 1\nname: m\ntargets: [trn1]\nkernels:\n  - {{source: k/plain.py:swapped, {arrays}}}\n"
     )
     assert run(["check", str(folder / "m.yaml")]) == 2
-
-
-HOSTILE = {
-    "exits": ("raise SystemExit(0)", "SystemExit: 0"),
-    "ends": ("raise GeneratorExit", "GeneratorExit"),
-    "objects": ("return np.array([object()] * 8)", "result 0 is an array of object, not of numbers"),
-    "texts": ("return np.array(['a'] * 8)", "result 0 is an array of <U1, not of numbers"),
-    "complex": ("return x * 1j", "result 0 is an array of complex64, not of numbers"),
-    "ragged": ("return [[1], [1, 2]], x", "ValueError: setting an array element with a sequence"),
-    "nan": ("return x * np.nan", "8 of 8 differ; first [0]: "),
-    "lazy": ("yield x", "result 0 is an array of object, not of numbers"),
-}
-
-
-def test_references_that_give_no_numbers_are_no_success(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The manifest is in the current folder, so its path has no folder."""
-    monkeypatch.chdir(tmp_path)
-    Path("k.py").write_text("import jax.numpy\ndef k(x):\n    return x * 2\n")
-    text = "import numpy as np\n" + "".join(f"def {name}(x):\n    {body}\n" for name, (body, _) in HOSTILE.items())
-    Path("refs.py").write_text(text + "def right(x):\n    return x * 2\n")
-    entry = '  - {{source: "k.py:k", name: {0}, inputs: ["f32[8]"], outputs: ["f32[8]"], check: {{reference: "refs.py:{0}"}}}}\n'
-    kernels = "".join(entry.format(name) for name in (*HOSTILE, "right"))
-    Path("m.yaml").write_text(f"format: 1\nname: m\ntargets: [trn1]\nkernels:\n{kernels}")
-    assert run(["check", "m.yaml"]) == 1
-    printed = capsys.readouterr()
-    said = dict(re.findall(r"^(\w+)-8-f32-\w+: differs\n    (.*)$", printed.out, re.MULTILINE))
-    assert said.keys() == HOSTILE.keys()
-    assert [name for name, line in said.items() if HOSTILE[name][1] not in line] == []
-    assert printed.out.splitlines()[-1] == "1 ok, 8 different"
-    assert "Warning" not in printed.err
 
 
 NAMED = {

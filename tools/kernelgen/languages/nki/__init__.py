@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelgen.errors import Diagnostic, KernelgenError, Location
+from kernelgen.languages import emitting
+from kernelgen.languages.environment import environment
+from kernelgen.languages.protocol import Call, CallResults, Language
+
 if TYPE_CHECKING:
-    from kernelgen.languages.protocol import Call, CallResults, Language
     from nki_interpreter.kernel import RecordedKernel
 
 
@@ -27,14 +30,8 @@ class _Nki:
         """Makes imports of NKI resolve to the interpreter, or to the installed NKI for its compiler, and sets `env`."""
         from nki_interpreter.loading import interpreter
 
-        before = dict(os.environ)
-        os.environ.update(env)
-        try:
-            with interpreter(replaced=lowering != "native"):
-                yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        with environment(env), interpreter(replaced=lowering != "native"):
+            yield
 
     def call(self, function: Callable[..., Any], call: Call) -> CallResults:
         """Records the kernel for the shapes of its arguments, and lowers it.
@@ -42,8 +39,6 @@ class _Nki:
         Raises:
             KernelgenError: the kernel breaks a rule of NKI or a limit of a target, or its lowering is not available.
         """
-        from kernelgen.languages.protocol import CallResults
-
         if call.lowering == "native":
             from kernelgen.languages.nki.native import called
 
@@ -53,7 +48,8 @@ class _Nki:
         place = [i for i, a in enumerate(call.arguments) if a is not None]
         if call.names:  # a record has the arrays in the function's order
             place = [call.names.index(name) for name in recorded.names]
-        values = _lowered(recorded, [call.arguments[i] for i in place])
+        with _errors():
+            values = recorded(*(call.arguments[i] for i in place))
         results = []
         updated = {}
         for value, alias in zip(values, recorded.aliases, strict=True):
@@ -79,11 +75,10 @@ def inline(
     Raises:
         KernelgenError: the kernel breaks a rule of NKI or a limit of a target.
     """
-    from kernelgen.languages import emitting
-
     recorded = _recorded(kernel, arrays, static, tuple(grid), tuple(targets) or emitting.targets(), None)
     emitting.add_notes(_notes(recorded))
-    return tuple(_lowered(recorded, [a for a in arrays if a is not None]))
+    with _errors():
+        return tuple(recorded(*(a for a in arrays if a is not None)))
 
 
 def _notes(recorded: RecordedKernel) -> dict[str, Any]:
@@ -100,16 +95,14 @@ def _recorded(
     targets: tuple[str, ...],
     results: Any,
 ) -> RecordedKernel:
-    from kernelgen.errors import Diagnostic, KernelgenError, Location
     from nki_interpreter import kernel
-    from nki_interpreter.errors import NkiError
 
     made = (
         function
         if isinstance(function, kernel.NkiKernel)
         else kernel.NkiKernel(function, older=kernel.imports_older(function))
     )
-    try:
+    with _errors():
         args, named = [*arguments], dict(keywords)
         blank = kernel.blank_outputs(made, results)
         if arguments:
@@ -120,17 +113,15 @@ def _recorded(
         return kernel.record(
             made.function, args, named, older=made.older, grid=tuple(grid) or made.grid, targets=targets
         )
-    except NkiError as error:
-        where = Location(error.file, error.line, 1) if error.file else None
-        raise KernelgenError(Diagnostic(f"{error.code}: {error.message}", where)) from error
 
 
-def _lowered(recorded: RecordedKernel, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    from kernelgen.errors import Diagnostic, KernelgenError, Location
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Raises the interpreter's errors as kernelgen's."""
     from nki_interpreter.errors import NkiError
 
     try:
-        return recorded(*arrays)
+        yield
     except NkiError as error:
         where = Location(error.file, error.line, 1) if error.file else None
         raise KernelgenError(Diagnostic(f"{error.code}: {error.message}", where)) from error

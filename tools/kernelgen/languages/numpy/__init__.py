@@ -9,12 +9,11 @@
         return np.add(a, b)
 
 Outside kernelgen such a function computes with NumPy. Under a trace, a `TracedArray` (`tensor`) replaces each array whose values
-are not available yet; NumPy's functions dispatch on it (`functions`), and become JAX operations. kernelgen calls `adapter`.
+are not available yet; NumPy's functions dispatch on it to jax.numpy's, except those in `functions`. kernelgen calls `tracing`.
 """
 
 from __future__ import annotations
 
-from kernelgen.languages.numpy.adapter import LANGUAGE
 from kernelgen.languages.numpy.apis import (
     all_gather,
     all_reduce,
@@ -32,6 +31,7 @@ from kernelgen.languages.numpy.apis import (
 from kernelgen.languages.numpy.knobs import knob
 from kernelgen.languages.numpy.loops import fori_loop
 from kernelgen.languages.numpy.marking import trace
+from kernelgen.languages.numpy.tracing import LANGUAGE
 
 __all__ = [
     "LANGUAGE",

@@ -9,12 +9,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from kernelgen.languages.numpy import functions, scope  # noqa: F401  # `functions` fills the table that arrays ask
-from kernelgen.languages.numpy.dtypes import FLOAT32
+from kernelgen.languages.numpy import scope
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import TracedArray, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, cast, tensor
 
 __all__ = [
     "all_gather",
@@ -31,16 +32,17 @@ __all__ = [
     "zeros",
 ]
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose results are NumPy arrays outside a kernel."""
+    """Returns a function from and to JAX arrays as one of tensors, or of NumPy arrays outside a kernel."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         made = function(*args, **kwargs)
-        if scope.is_tracing():
-            return made
-        return tuple(np.array(t.array) for t in made) if isinstance(made, tuple) else np.array(made.array)
+        kind = TracedArray if scope.TRACE.get() else np.array
+        return tuple(map(kind, made)) if isinstance(made, tuple) else kind(made)
 
     return call
 
@@ -48,7 +50,13 @@ def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
 @_at_once
 def constant(value: Any, dtype: Any = None) -> Any:
     """Returns an array with constant values as a kernel's array."""
-    return tensor(value, None if dtype is None else np.dtype(dtype))
+    return (tensor(value) if dtype is None else cast(value, dtype)).array
+
+
+@_at_once
+def full(shape: Any, fill_value: Any, dtype: Any = np.float32) -> Any:
+    """Returns an array of one value."""
+    return jnp.full(shape, cast(fill_value, dtype).array)
 
 
 def zeros(shape: Any, dtype: Any = np.float32) -> Any:
@@ -57,33 +65,19 @@ def zeros(shape: Any, dtype: Any = np.float32) -> Any:
 
 
 @_at_once
-def full(shape: Any, fill_value: Any, dtype: Any = np.float32) -> Any:
-    """Returns an array of one value."""
-    from kernelgen.languages.numpy.creation import filled
-
-    return filled(shape, fill_value, dtype)
-
-
-@_at_once
 def softmax(x: Any, axis: int = -1) -> Any:
     """Returns `exp(x) / sum(exp(x))` along an axis, computed in float32, in the dtype of `x`."""
-    from jax import lax
-
-    wide = tensor(x, None)
-    a = wide.array.astype(FLOAT32)
-    top = a.max(axis=axis, keepdims=True)
-    e = lax.exp(a - top)
-    return TracedArray((e / e.sum(axis=axis, keepdims=True)).astype(wide.dtype))
+    a = cast(x, _FLOAT32).array
+    e = jnp.exp(a - a.max(axis=axis, keepdims=True))
+    return (e / e.sum(axis=axis, keepdims=True)).astype(tensor(x).dtype)
 
 
 @_at_once
 def rms_norm(x: Any, weight: Any, axis: int = -1, eps: float = 1e-5) -> Any:
     """Returns `x / sqrt(mean(x^2) + eps) * weight` along an axis, computed in float32, in the dtype of `x`."""
-    from jax import lax
-
-    a = tensor(x).array.astype(FLOAT32)
+    a = cast(x, _FLOAT32).array
     scale = lax.rsqrt((a * a).mean(axis=axis, keepdims=True) + np.float32(eps))
-    return TracedArray((a * scale * tensor(weight).array.astype(FLOAT32)).astype(tensor(x).dtype))
+    return (a * scale * cast(weight, _FLOAT32).array).astype(tensor(x).dtype)
 
 
 @_at_once
@@ -92,18 +86,14 @@ def topk(x: Any, k: int, axis: int = -1, is_ascend: bool = False) -> tuple[Any, 
 
     Among equal elements the first comes first.
     """
-    import jax.numpy as jnp
-    from jax import lax
-
-    source = tensor(x)
-    a = jnp.moveaxis(source.array, axis, -1)
+    a = jnp.moveaxis(tensor(x).array, axis, -1)
     n = a.shape[-1]
     if not 0 < k <= n:
         raise refused(f"topk: k is {k}, and there are {n} elements")
-    keys = a.astype(FLOAT32) if source.dtype.itemsize < 4 or source.dtype == FLOAT32 else a
-    keys = (-keys if keys.dtype == FLOAT32 else ~keys) if is_ascend else keys
+    keys = a.astype(_FLOAT32) if a.dtype.itemsize < 4 or a.dtype == _FLOAT32 else a
+    keys = (-keys if keys.dtype == _FLOAT32 else ~keys) if is_ascend else keys
     place = lax.broadcasted_iota(np.int32, a.shape, a.ndim - 1)
-    lowest = keys.dtype.type(-np.inf if keys.dtype == FLOAT32 else np.iinfo(keys.dtype).min)
+    lowest = keys.dtype.type(-np.inf if keys.dtype == _FLOAT32 else np.iinfo(keys.dtype).min)
 
     def step(i: Any, state: Any) -> Any:
         taken, places = state
@@ -116,7 +106,7 @@ def topk(x: Any, k: int, axis: int = -1, is_ascend: bool = False) -> tuple[Any, 
     start = (jnp.zeros(a.shape, bool), jnp.zeros((*a.shape[:-1], k), np.int32))
     _, places = lax.fori_loop(np.int32(0), np.int32(k), step, start)
     values = jnp.take_along_axis(a, places, axis=-1, mode="clip")
-    return TracedArray(jnp.moveaxis(values, -1, axis)), TracedArray(jnp.moveaxis(places, -1, axis).astype(np.uint32))
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis).astype(np.uint32)
 
 
 def _tuple(value: Any, n: int, name: str) -> tuple[int, ...]:
@@ -127,25 +117,20 @@ def _tuple(value: Any, n: int, name: str) -> tuple[int, ...]:
 
 
 def _convolution(n: int, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    from jax import lax
-
-    from kernelgen.languages.numpy.tensor import together
-
-    a, w = together(x, weight)
+    a, w = (tensor(v).array for v in (x, weight))
+    dtype = jnp.result_type(a, w)
     if a.ndim != n + 2 or w.ndim != n + 2:
         raise refused(f"conv{n}d: input and weight have rank {n + 2}, not {a.ndim} and {w.ndim}")
     made = lax.conv_general_dilated(
-        a,
-        w,
+        a.astype(dtype),
+        w.astype(dtype),
         _tuple(stride, n, "stride"),
         [(p, p) for p in _tuple(padding, n, "padding")],
         rhs_dilation=_tuple(dilation, n, "dilation"),
         feature_group_count=groups,
-        preferred_element_type=FLOAT32,
-    ).astype(a.dtype)
-    if bias is not None:
-        made = made + tensor(bias, a.dtype).array.reshape(1, -1, *[1] * n)
-    return TracedArray(made)
+        preferred_element_type=_FLOAT32,
+    ).astype(dtype)
+    return made if bias is None else made + cast(bias, dtype).array.reshape(1, -1, *[1] * n)
 
 
 @_at_once
@@ -164,36 +149,33 @@ def conv3d(
     return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
 
 
-def _one_rank(name: str, replica_groups: Sequence[Sequence[int]]) -> None:
+def _of_one_rank(name: str, data: Any, replica_groups: Sequence[Sequence[int]]) -> Any:
     if any(len(group) != 1 for group in replica_groups):
         raise refused(
             f"{name} of several ranks is not supported: a kernel runs on one NeuronCore", "replica_groups has one rank"
         )
+    return np.copy(data)
 
 
 def all_reduce(data: Any, replica_groups: Sequence[Sequence[int]], reduce_op: Any = np.add, **_: Any) -> Any:
     """Returns `data`: there is one rank."""
-    _one_rank("all_reduce", replica_groups)
-    return np.copy(data)
+    return _of_one_rank("all_reduce", data, replica_groups)
 
 
 def all_gather(data: Any, all_gather_dim: int, replica_groups: Sequence[Sequence[int]], **_: Any) -> Any:
     """Returns `data`: there is one rank."""
-    _one_rank("all_gather", replica_groups)
-    return np.copy(data)
+    return _of_one_rank("all_gather", data, replica_groups)
 
 
 def reduce_scatter(
     data: Any, reduce_scatter_dim: int, replica_groups: Sequence[Sequence[int]], reduce_op: Any = np.add, **_: Any
 ) -> Any:
     """Returns `data`: there is one rank."""
-    _one_rank("reduce_scatter", replica_groups)
-    return np.copy(data)
+    return _of_one_rank("reduce_scatter", data, replica_groups)
 
 
 def all_to_all(
     data: Any, split_dimension: int, concat_dimension: int, replica_groups: Sequence[Sequence[int]], **_: Any
 ) -> Any:
     """Returns `data`: there is one rank."""
-    _one_rank("all_to_all", replica_groups)
-    return np.copy(data)
+    return _of_one_rank("all_to_all", data, replica_groups)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernelgen.languages.numpy.places import place, refused
-from kernelgen.languages.numpy.scope import Trace, current
+from kernelgen.languages.numpy.scope import TRACE, Trace
 from kernelgen.languages.numpy.tensor import TracedArray
 from kernelgen.targets import PARTITIONS, PSUM_BANK_BYTES, TARGETS
 
@@ -35,6 +35,7 @@ class Annotated:
             sizes = _numbers("tile_size", tile_size)
             kind, loops = _loops(self._tensor)
             _fits("tile_size", sizes, loops, f"the loops of this {kind}")
+            self._tensor.tile = sizes
             _record(trace, self._tensor, {"tile_op": {"tile_size": sizes}})
         return self
 
@@ -117,16 +118,13 @@ class Knob:
         """Fuses the loops of several operations. Each has the same `tile_op`."""
         if len(tensors) < 2:
             raise refused(f"knob.fuse joins the loops of two arrays or more, not of {len(tensors)}")
-        traces = [_traced(t) for t in tensors]
-        trace = traces[0]
-        if trace is None or None in traces:
+        trace = TRACE.get()
+        if trace is None or not all(isinstance(t, TracedArray) for t in tensors):
             return
-        sizes = []
         for number, tensor in enumerate(tensors):
-            known = trace.of.get(id(tensor), (None, {}))[1].get("tile_op")
-            if known is None:
+            if tensor.tile is None:
                 raise refused(f"knob.fuse: array {number} has no tile_op", "give each of them the same tile_op first")
-            sizes.append((known["tile_size"], list(_loops(tensor)[1])))
+        sizes = [(t.tile, list(_loops(t)[1])) for t in tensors]
         for number, size in enumerate(sizes[1:], 1):
             if size != sizes[0]:
                 one, other = (f"{loops} by {tile}" for tile, loops in (size, sizes[0]))
@@ -134,11 +132,8 @@ class Knob:
                     f"knob.fuse: the loops of array {number} are {one}, those of array 0 are {other}",
                     "only equal loops can be one",
                 )
-        trace.knobs.append({"fuse": len(tensors), **sizes_json(sizes[0]), **_where()})
-
-
-def sizes_json(size: tuple[list[int], list[int]]) -> dict[str, list[int]]:
-    return {"tile_size": size[0], "loops": size[1]}
+        tile, loops = sizes[0]
+        trace.knobs.append({"fuse": len(tensors), "tile_size": tile, "loops": loops, **_where()})
 
 
 knob = Knob()
@@ -146,7 +141,7 @@ knob = Knob()
 
 def _traced(tensor: Any) -> Trace | None:
     """Returns the trace of a tensor; None for a NumPy array, which hints do not apply to."""
-    return current() if isinstance(tensor, TracedArray) else None
+    return TRACE.get() if isinstance(tensor, TracedArray) else None
 
 
 def _numbers(name: str, value: Sequence[int] | int) -> list[int]:
@@ -233,6 +228,4 @@ def _where() -> dict[str, Any]:
 
 
 def _record(trace: Trace, tensor: TracedArray, hint: dict[str, Any]) -> None:
-    known = trace.of.setdefault(id(tensor), (tensor, {}))[1]
-    known.update(hint)
     trace.knobs.append({"array": f"{tensor.dtype.name}{list(tensor.shape)}", **hint, **_where()})

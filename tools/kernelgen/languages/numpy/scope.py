@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,35 +16,26 @@ class Trace:
     Attributes:
         targets: the targets whose limits apply to knobs.
         knobs: the recorded knobs, as JSON values, in order.
-        of: the knobs of each tensor by the tensor's `id()`, with the tensor, so that its id stays unique.
     """
 
     targets: tuple[str, ...]
     knobs: list[dict[str, Any]] = field(default_factory=list)
-    of: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
 
 
 TRACE: ContextVar[Trace | None] = ContextVar("trace", default=None)
-
-
-def is_tracing() -> bool:
-    return TRACE.get() is not None
-
-
-def current() -> Trace | None:
-    return TRACE.get()
-
+"""The current trace; None outside a kernel."""
 
 _bodies: list[object] = [object()]
-"""The loop bodies of the current trace, innermost last: a value of a body must not leave it."""
 
 
-def enter_body() -> None:
+@contextlib.contextmanager
+def loop_body() -> Iterator[None]:
+    """Makes the body of a loop the innermost one until the block ends: a value of a body must not leave it."""
     _bodies.append(object())
-
-
-def leave_body() -> None:
-    _bodies.pop()
+    try:
+        yield
+    finally:
+        _bodies.pop()
 
 
 def body() -> object:

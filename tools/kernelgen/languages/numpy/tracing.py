@@ -1,102 +1,109 @@
-"""One call of a kernel's function with tensors, and its effects: results, changed parameters, knobs."""
+"""NumPy as a language of kernels: imports its files, and calls a kernel's function with tensors (`languages.protocol`)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
+from kernelgen.languages.environment import environment
 from kernelgen.languages.numpy import functions, scope  # noqa: F401  # `functions` fills the table that arrays ask
-from kernelgen.languages.numpy.creation import filled
+from kernelgen.languages.numpy.modules import PACKAGES, modules
 from kernelgen.languages.numpy.places import is_users
 from kernelgen.languages.numpy.scope import Trace
-from kernelgen.languages.numpy.tensor import TracedArray, cast, tensor
-from kernelgen.languages.protocol import Call, CallResults
+from kernelgen.languages.numpy.tensor import TracedArray, narrowed, tensor
+from kernelgen.languages.protocol import Call, CallResults, Language
+from nki_interpreter.standing_in import standing_in
 
 
-def traced(function: Callable[..., Any], call: Call) -> CallResults:
-    """Calls a kernel's function.
+class _NumPy:
+    name = "numpy"
 
-    Raises:
-        KernelgenError: the function breaks a rule for kernels.
-    """
-    parameters = [None if a is None else TracedArray(a, i) for i, a in enumerate(call.arguments)]
-    made = Trace(call.targets)
-    token = scope.TRACE.set(made)
-    try:
-        with _constructors():
-            ordered, named = call.bound(parameters)
-            returned = function(*ordered, **named)
-    finally:
-        scope.TRACE.reset(token)
-    results = [] if returned is None else list(returned) if isinstance(returned, tuple | list) else [returned]
-    for k, result in enumerate(results):
-        if not isinstance(result, TracedArray | np.ndarray | np.generic | int | float):
-            raise _at(function, f"result {k} is {type(result).__name__}, not an array")
-    updated = {p.parameter: p.array for p in parameters if p is not None and p.parameter is not None and p.changed}
-    notes = {"knobs": made.knobs} if made.knobs else {}
-    return CallResults(tuple(tensor(r).array for r in results), updated, notes)
+    @contextlib.contextmanager
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
+        """Makes imports of nkipy and nkigen resolve to `kernelgen.languages.numpy`, and sets `env`."""
+        with environment(env), standing_in(PACKAGES, modules()):
+            yield
+
+    def call(self, function: Callable[..., Any], call: Call) -> CallResults:
+        parameters = [None if a is None else TracedArray(a, i) for i, a in enumerate(call.arguments)]
+        trace = Trace(call.targets)
+        token = scope.TRACE.set(trace)
+        try:
+            with _constructors():
+                ordered, named = call.bound(parameters)
+                returned = function(*ordered, **named)
+        finally:
+            scope.TRACE.reset(token)
+        results = [] if returned is None else list(returned) if isinstance(returned, tuple | list) else [returned]
+        for k, result in enumerate(results):
+            if not isinstance(result, TracedArray | np.ndarray | np.generic | int | float):
+                code = getattr(function, "__wrapped__", function).__code__
+                message = f"kernel '{code.co_name}': result {k} is {type(result).__name__}, not an array"
+                place = Location(code.co_filename, code.co_firstlineno, 1)
+                raise KernelgenError(Diagnostic(message, place), exit_code=EXIT_FAILED)
+        updated = {p.parameter: p.array for p in parameters if p is not None and p.parameter is not None and p.changed}
+        notes = {"knobs": trace.knobs} if trace.knobs else {}
+        return CallResults(tuple(tensor(r).array for r in results), updated, notes)
 
 
-def _at(function: Callable[..., Any], message: str) -> KernelgenError:
-    code = getattr(function, "__wrapped__", function).__code__
-    place = Location(code.co_filename, code.co_firstlineno, 1)
-    return KernelgenError(Diagnostic(f"kernel '{code.co_name}': {message}", place), exit_code=EXIT_FAILED)
+LANGUAGE: Language = _NumPy()
 
 
-def _by_user(own: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that is `own` for a kernel's code, and `other` for NumPy's and JAX's code."""
-    import sys
+def _filled(value: Any) -> Callable[..., TracedArray]:
+    def create(shape: Any, dtype: Any = np.float32, **_: Any) -> TracedArray:
+        return TracedArray(jnp.full(shape, value, narrowed(dtype)))
 
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (own if is_users(sys._getframe(1)) else other)(*args, **kwargs)
+    return create
 
-    return chosen
+
+def _full(shape: Any, fill_value: Any, dtype: Any = None, **_: Any) -> TracedArray:
+    value = tensor(fill_value)
+    return TracedArray(jnp.full(shape, value.array, value.dtype if dtype is None else narrowed(dtype)))
 
 
 def _array(obj: Any, dtype: Any = None, **_: Any) -> Any:
-    if _holds_tensor(obj):
-        return cast(obj, dtype) if dtype is not None else TracedArray(tensor(obj).array)
-    return _PLAIN["array"](obj, dtype)
+    if not _holds_tensor(obj):
+        return _PLAIN["array"](obj, dtype)
+    return TracedArray(tensor(obj, None if dtype is None else narrowed(dtype)).array)
 
 
 def _holds_tensor(value: Any) -> bool:
     return isinstance(value, TracedArray) or (isinstance(value, list | tuple) and any(map(_holds_tensor, value)))
 
 
-def _of_size(value: Any) -> Callable[..., Any]:
-    def make(shape: Any, dtype: Any = None, *_: Any, **__: Any) -> TracedArray:
-        return filled(shape, value, np.float32 if dtype is None else dtype)
-
-    return make
-
-
-def _full(shape: Any, fill_value: Any, dtype: Any = None, *_: Any, **__: Any) -> TracedArray:
-    found = tensor(fill_value).dtype if dtype is None else dtype
-    return filled(shape, fill_value, found)
-
-
-_OWN: dict[str, Callable[..., Any]] = {
-    "zeros": _of_size(0),
-    "ones": _of_size(1),
-    "empty": _of_size(0),
+_CONSTRUCTORS: dict[str, Callable[..., Any]] = {
+    "zeros": _filled(0),
+    "ones": _filled(1),
+    "empty": _filled(0),
     "full": _full,
     "array": _array,
     "asarray": _array,
 }
-_PLAIN: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _OWN}
+_PLAIN: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _CONSTRUCTORS}
 
 
 @contextlib.contextmanager
 def _constructors() -> Iterator[None]:
     """Makes NumPy's constructors return tensors, whose elements can be assigned, but only for a kernel's code."""
-    before = {name: getattr(np, name) for name in _OWN}
+
+    def chosen(name: str) -> Callable[..., Any]:
+        def construct(*args: Any, **kwargs: Any) -> Any:
+            constructors = _CONSTRUCTORS if is_users(sys._getframe(1)) else _PLAIN
+            return constructors[name](*args, **kwargs)
+
+        return construct
+
+    before = {name: getattr(np, name) for name in _CONSTRUCTORS}
     try:
-        for name, own in _OWN.items():
-            setattr(np, name, _by_user(own, _PLAIN[name]))
+        for name in _CONSTRUCTORS:
+            setattr(np, name, chosen(name))
         yield
     finally:
         for name, function in before.items():
