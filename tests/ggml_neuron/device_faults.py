@@ -109,19 +109,24 @@ def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) ->
         kernels: the scenarios' kernels; built if None.
     """
     if kernels is None:
-        manifest = folder / "scenarios.yaml"
-        _scenarios(programs, folder, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
+        recording = folder / "scenarios.graphs"
+        _scenarios(programs, folder, GGML_NEURON_RECORD=recording, GGML_NEURON_BUFFERS="device")
         kernels = folder / "kernels"
-        build(manifest, kernels)
-    model, manifest = folder / "model.gguf", folder / "model.yaml"
+        build(recording, kernels)
+    model, recording = folder / "model.gguf", folder / "model.graphs"
     random_llama.write(model, size=random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=256))
-    done = _model(programs, model, folder / "recorded.gguf", GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
+    done = _model(programs, model, folder / "recorded.gguf", GGML_NEURON_RECORD=recording, GGML_NEURON_BUFFERS="device")
     assert done.returncode == 0, done.stderr
     done = _model(
-        programs, model, folder / "recorded.gguf", parts=True, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device"
+        programs,
+        model,
+        folder / "recorded.gguf",
+        parts=True,
+        GGML_NEURON_RECORD=recording,
+        GGML_NEURON_BUFFERS="device",
     )
     assert done.returncode == 0, done.stderr
-    build(manifest, folder / "model")
+    build(recording, folder / "model")
     done = _model(programs, model, folder / "right.gguf", GGML_NEURON_KERNEL_DIR=folder / "model")
     assert done.returncode == 0, done.stderr
     return RoundsBench(programs, kernels, model, folder / "model", read_logits(folder / "right.gguf"), folder)
@@ -131,20 +136,20 @@ def add_sums(bench: RoundsBench) -> RoundsBench:
     """Adds the inputs of rounds with programs that contain sums."""
     folder, programs = bench.folder / "sums", bench.programs
     folder.mkdir()
-    model, ops, graphs = folder / "model.gguf", folder / "ops.yaml", folder / "ops.graphs"
+    model, recorded = folder / "model.gguf", folder / "ops.graphs"
     random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=256, n_layer=2, n_ctx=256))
-    recording = {"GGML_NEURON_RECORD": ops, "GGML_NEURON_RECORD_GRAPHS": graphs, "GGML_NEURON_BUFFERS": "device"}
+    recording = {"GGML_NEURON_RECORD": recorded, "GGML_NEURON_BUFFERS": "device"}
     for done in (
         _model(programs, model, folder / "recorded.gguf", parts=True, **recording),
         _bench(programs, model, **recording),
         _model(programs, model, folder / "right.gguf", GGML_NEURON_KERNEL_DIR=bench.model_kernels),
     ):
         assert done.returncode == 0, done.stderr
-    build(ops, folder / "ops")
+    build(recorded, folder / "ops")
     logits, kernels = read_logits(folder / "right.gguf"), {}
     for way in WAYS:
         manifest = folder / f"{way}.yaml"
-        fused = [sys.executable, "-m", "kernelgen", "model", ops, graphs, "--fuse", way, "-o", manifest]
+        fused = [sys.executable, "-m", "kernelgen", "model", recorded, "--fuse", way, "-o", manifest]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).absolute().parents[1])}
         subprocess.run(fused, env=environment, check=True, capture_output=True)
         build(manifest, folder / way)

@@ -274,8 +274,8 @@ def test_reductions(run: Run, kernels: Path) -> None:
 
 
 def test_kept_parts_outlive_their_graphs(run: Run, kernels: Path, tmp_path: Path) -> None:
-    record = str(tmp_path / "graphs.yaml")
-    result = run_on_two_cores(run, kernels, "two-cores-kept", launch_us=0, GGML_NEURON_RECORD_GRAPHS=record)
+    record = str(tmp_path / "kept.graphs")
+    result = run_on_two_cores(run, kernels, "two-cores-kept", launch_us=0, GGML_NEURON_RECORD=record)
     assert result.said == {"two-cores-kept": "ok"}, result.log
 
 

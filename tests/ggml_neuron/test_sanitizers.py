@@ -61,10 +61,10 @@ def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: 
         *names,
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS=buffers,
-        GGML_NEURON_RECORD=tmp_path / "mine.yaml",
+        GGML_NEURON_RECORD=tmp_path / "mine.graphs",
     )
     expect_ok(result, names)
-    assert (tmp_path / "mine.yaml").exists()
+    assert (tmp_path / "mine.graphs").exists()
 
 
 def test_two_cores_with_nodes_for_the_cpu(sanitized: Programs, kernels: Path) -> None:
@@ -118,7 +118,7 @@ def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> Non
             *(sanitized.find("groups"), "run", sanitized.find("libggml-neuron.so"), sanitized.llama_cpp, *some),
             GGML_NEURON_KERNEL_DIR=group_kernels,
             GGML_NEURON_BUFFERS=buffers,
-            GGML_NEURON_RECORD_GRAPHS=graphs,
+            GGML_NEURON_RECORD=graphs,
         )
         expect_ok(result, some)
         assert re.search(r"[1-9]\d* ops ran in groups", result.stderr), result.stderr

@@ -27,6 +27,14 @@ RELU = '{op: "relu", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
 NONSENSE = '{op: "nonsense", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
 
 
+def node_line(op: str) -> str:
+    """Returns a node as the backend's log has it."""
+    shape = {"type": "f32", "ne": [4, 1, 1, 1], "nb": [4, 16, 16, 16]}
+    tensors = [{"name": name, "op": op, **shape} for name, op in (("x", "none"), ("y", op))]
+    tensors[1]["src"] = [0]
+    return json.dumps({"sizes": {}, "context": {}, "tensors": tensors})
+
+
 def read(*lines: str) -> list[cases.CaseRow]:
     reader = cases.Reader()
     for line in (HEADER, *lines):
@@ -48,13 +56,11 @@ def test_what_stands_before_a_row_is_its_note() -> None:
 
 def test_a_cases_settings_are_printed_before_its_row() -> None:
     first, second = read(
-        f"ggml-neuron: no kernel for {RELU}",
-        f"ggml-neuron: no kernel for {NONSENSE} (no emitter for this op)",
-        f"ggml-neuron: no kernel for {RELU}",
+        *(f"ggml-neuron: no kernel for {node_line(op)}" for op in ("relu", "nonsense", "relu")),
         '"NEURON0, NEURON0","A","x=1","test","0","not supported",""',
         '"CPU","B","x=1","test","0","not supported",""',
     )
-    assert first.nodes == ((RELU, None), (NONSENSE, "no emitter for this op"))
+    assert first.nodes == ((RELU, None), (NONSENSE, "nonsense: no emitter for this op"))
     assert (first.status, second.status, second.nodes) == (cases.UNSUPPORTED, cases.UNCOMPARED, ())
 
 

@@ -268,7 +268,7 @@ class Sweep:
             environment = self.environment | variables | {"GGML_NEURON_EXACT": "1"}
             return run(self.programs, self.file, self.folder, [script(self.folder / "exact.f32")], environment)
 
-        recorded, kernels = self.folder / "recorded.yaml", self.folder / "exact"
+        recorded, kernels = self.folder / "recorded.graphs", self.folder / "exact"
         exactly(GGML_NEURON_RECORD=str(recorded))  # the CPU computes the nodes without a kernel
         built = harness.build(recorded, kernels, say=lambda text: None)
         if built.failed or built.refused:

@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import recordings
+
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 
 PASSED, FAILED, UNCOMPARED, UNSUPPORTED = "passed", "failed", "uncompared", "unsupported"
 """The statuses of a case. The device supports an `uncompared` case and llama.cpp's CPU backend does not, so it is not run."""
 
 # A row of the program's CSV. The message of a failed comparison stands before it, on the same line.
 _ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
-
-MISSING = re.compile(r"ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
 
 _OWN = ("ggml-neuron:", "load_backend:")
 
@@ -94,12 +96,13 @@ class Reader:
         self.log: list[str] = []
         self._header: list[str] | None = None
         self._nodes: list[tuple[str, str | None]] = []
+        self._catalog = Catalog([builtin_library()])
         self._last = time.monotonic()
 
     def line(self, line: str) -> None:
         line = line.rstrip("\n")
-        if missing := MISSING.match(line):
-            self._nodes.append((missing["node"], missing["reason"]))
+        if missing := recordings.missing_of(line, self._catalog):
+            self._nodes.append(missing)
             return
         match = None if line.startswith(_OWN) else _ROW.match(line)
         values = next(csv.reader([match["row"]])) if match else []

@@ -29,6 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
+import recordings
 
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
@@ -134,7 +135,7 @@ def compare(programs: harness.Programs, name: str, model: Path, folder: Path) ->
     derived = _kernels(output)
     recorded: set[KernelSpec] = set()
     for flash in ("0", "1"):
-        record = folder / f"recorded-{flash}.yaml"
+        record = folder / f"recorded-{flash}.graphs"
         record.unlink(missing_ok=True)
         done = programs.run(
             "llama-bench",
@@ -144,7 +145,7 @@ def compare(programs: harness.Programs, name: str, model: Path, folder: Path) ->
         )
         if done.returncode or not record.is_file():
             return Comparison(name, failure=f"llama-bench: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-        recorded |= _kernels(record)
+        recorded |= recordings.requested(record)
     missing = sorted(f"{s.op}: {', '.join(map(str, s.inputs))} -> {s.output}" for s in recorded - derived)
     nodes = [re.match(r"  1 token, 1 output, flash attention \w+: (\d+) nodes", line) for line in lines]
     refused = tuple(line.removeprefix("no kernel: ") for line in lines if line.startswith("no kernel: "))

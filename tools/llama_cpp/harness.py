@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import recordings
+
 import kernelgen
 from kernelgen import manifest
 from kernelgen.build import executor
@@ -99,7 +101,7 @@ class Programs:
 
         Args:
             kernels: a folder with packs; none by default.
-            record: the manifest to which the backend writes the ops that have no kernel.
+            record: the file in which the backend records graphs.
             buffers: `device` or `host`: the memory of tensors; the backend chooses by default.
             log: the level of the backend's log on stderr.
         """
@@ -191,19 +193,20 @@ class _Reporter:
 
 
 def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
-    """Builds the buildable part of a recorded manifest into a pack in `output`; keeps the files of an earlier build.
-
-    A recorded manifest names every requested op, including ops without an emitter. This leaves out the latter.
+    """Builds the buildable part of a manifest, or of a recording (`*.graphs`), into a pack in `output`; keeps the files of
+    an earlier build.
 
     Args:
-        recorded: the manifest.
+        recorded: the manifest or the recording.
         output: the folder for the pack and for intermediate files.
         jobs: the number of workers; one per CPU by default.
         say: called with progress messages.
     """
     output.mkdir(parents=True, exist_ok=True)
-    refused: dict[str, int] = {}
+    refused: Counter[str] = Counter()
     chosen = output / "chosen.yaml"
+    if recorded.suffix == ".graphs":
+        recorded = recordings.manifest_of(recorded, target(), refused)
     _choose(recorded, chosen, refused)
     (request,) = manifest.load([chosen], Catalog([builtin_library()]))
     built = build_request(request, output, jobs=jobs, say=say)
@@ -291,13 +294,13 @@ def build_what_runs(
     Raises:
         RuntimeError: the second run requested more kernels.
     """
-    recorded, kernels = folder / "recorded.yaml", folder / "kernels"
+    recorded, kernels = folder / "recorded.graphs", folder / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
     run(programs.environment(record=recorded))
     built = build(recorded, kernels, say=say)
-    before = recorded.read_bytes()
+    before = recordings.requested(recorded)
     run(programs.environment(kernels=kernels, record=recorded))
-    if recorded.read_bytes() != before:
+    if recordings.requested(recorded) != before:
         raise RuntimeError(f"{recorded} changes when its kernels are there")
     return kernels, built
 

@@ -31,13 +31,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import backend_ops
-import cases
 import harness
 import kernel_builder
+import recordings
 import work_folder
 import worker_pool
 
 from kernelgen import fileio
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -307,12 +309,10 @@ class ArchitectureRunner:
 
 
 def missing_nodes(output: str) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for line in output.splitlines():
-        # The line may begin with the start of a table row.
-        if (missing := cases.MISSING.search(line)) and missing["node"] not in found:
-            found[missing["node"]] = missing["reason"]
-    return found
+    catalog = Catalog([builtin_library()])
+    # A line may begin with the start of a table row.
+    missing = (recordings.missing_of(line, catalog) for line in output.splitlines())
+    return dict(node for node in missing if node is not None)
 
 
 def _buildable(requested: dict[str, str | None]) -> list[str]:

@@ -7,8 +7,7 @@
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
 #include "report/log.h"
-#include "report/manifest_text.h"
-#include "report/record_ops.h"
+#include "report/record_graphs.h"
 #include "report/statistics.h"
 #include "select/groups.h"
 #include "select/sampler_probe.h"
@@ -63,8 +62,13 @@ static bool neuron_wants_any_layout(const ggml_backend_neuron_device_context * d
     return wants;
 }
 
-// Returns whether the device takes a weight. While ops are recorded, weights go where the kernels that can be built
-// will require them.
+// Returns whether the device takes an op for its recording: the CPU computes it, and the program then computes the same
+// graphs as it will with the kernels.
+static bool neuron_records(const ggml_tensor * op) {
+    return neuron_recording() && neuron_cpu_computes(op);
+}
+
+// Returns whether the device takes a weight. While graphs are recorded, it takes all weights in ggml's form.
 static bool neuron_takes_weight(const ggml_backend_neuron_device_context * device,
                                 const ggml_tensor *                        op,
                                 const ggml_tensor *                        weight) {
@@ -84,8 +88,8 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
         // llama.cpp calls supports_op for attention's sinks with a SCALE op. Sinks on the CPU would end a part of the
         // graph before attention.
         const bool sinks = op->op == GGML_OP_SCALE && store.has_sinks(weight->ne[0]);
-        takes            = !neuron_wants_any_layout(device, op, weight) &&
-                           (sinks || store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+        takes =
+            !neuron_wants_any_layout(device, op, weight) && (sinks || store.has_signature(op) || neuron_records(op));
     }
     neuron_note_weight(op, weight, takes);
     return takes;
@@ -189,10 +193,8 @@ static bool neuron_is_known(const ggml_backend_neuron_device_context * device, c
            });
 }
 
-// Returns whether the device computes a node. While ops are recorded, an op whose kernel can be built counts as built,
-// although the CPU computes it: the program then requests the same ops as it will with the kernels.
 static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    return neuron_is_known(device, op) || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+    return neuron_is_known(device, op) || neuron_records(op);
 }
 
 // Returns whether the tensors that an op changes are in the device's memory: ggml's scheduler would copy others, and
@@ -264,8 +266,9 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;
     }
-    if (!neuron_is_known(device, op)) {
-        neuron_note_missing(op);
+    neuron_record_probe(op);
+    if (neuron_log_repeats() && !neuron_is_known(device, op)) {
+        NEURON_DEBUG("no kernel for %s\n", neuron_node_line(op).c_str());
     }
     const bool computed = neuron_computes(device, op);
     if (!computed) {

@@ -5,7 +5,6 @@
 #include "ggml/buffers.h"
 #include "report/log.h"
 #include "report/metrics.h"
-#include "report/record_ops.h"
 
 #include <cstring>
 #include <memory>
@@ -53,7 +52,6 @@ static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tens
         return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
     g_metrics.cpu[node->op]++;
-    neuron_note_executed(node);
     const enum ggml_status status = neuron_compute_on_cpu(node, access);
     g_metrics.fallback.add(node, moved);
     return status;
