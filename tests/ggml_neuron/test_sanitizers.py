@@ -80,8 +80,7 @@ def test_every_core_at_once(sanitized: Programs, kernels: Path) -> None:
 def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
     names = (
         *("in-flight", "in-flight-in-threads", "freed-unused", "asynchronous"),
-        *("two-cores-in-flight", "two-cores-ahead", "two-cores-behind", "two-cores-fenced", "two-cores-crossing"),
-        *("two-cores-reduced", "two-cores-not-reduced"),
+        *("two-cores-in-flight", "two-cores-crossing", "two-cores-reduced", "two-cores-not-reduced"),
     )
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device"}
     expect_ok(scenarios(sanitized, *names, NEURON_SIMULATOR_LAUNCH_US="1000", **variables), names)
