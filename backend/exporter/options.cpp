@@ -441,7 +441,7 @@ bool read_arguments(int argc, char ** argv, options & opts) {
 }
 
 // Throws if options contradict each other.
-void check(const options & opts) {
+void check_options(const options & opts) {
     const auto require = [](bool condition, const std::string & mistake) {
         if (!condition) {
             throw usage_error(mistake);
@@ -500,7 +500,7 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
             return false;
         }
         if (!opts.version) {
-            check(opts);
+            check_options(opts);
         }
         return true;
     } catch (const usage_error & error) {
