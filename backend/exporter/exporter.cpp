@@ -168,10 +168,10 @@ int main(int argc, char ** argv) {
     std::string mistake;
     if (!parse_options(argc, argv, opts, mistake)) {
         if (mistake.empty()) {
-            printf("%s", usage());
+            printf("%s", usage().c_str());
             return 0;
         }
-        fprintf(stderr, "error: %s\n%s", mistake.c_str(), usage());
+        fprintf(stderr, "error: %s\n%s", mistake.c_str(), usage().c_str());
         return EXIT_BAD_INPUT;
     }
     if (opts.version) {

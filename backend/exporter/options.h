@@ -74,7 +74,8 @@ struct options {
     std::string                 chain;
 };
 
-const char * usage();
+// Returns the text of --help.
+std::string usage();
 
 // Reads a command line. Returns false if there is nothing to do: `mistake` has the error, or is empty for --help.
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake);

@@ -31,13 +31,10 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/planner.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/environment.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/log.cpp
-    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/manifest_text.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/metrics.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/missing.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/profile.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/record_graphs.cpp
-    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/record_ops.cpp
-    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/recording_file.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/statistics.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/causality.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/costs.cpp

@@ -32,6 +32,7 @@ from programs import (
     find_programs,
     groups_manifest,
     llama_bench,
+    manifest_of,
 )
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
@@ -89,11 +90,11 @@ def noop(programs: Programs) -> dict[str, str | Path]:
 
 @pytest.fixture(scope="session")
 def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the manifest that a run of all scenarios records when there are no kernels and the CPU computes everything."""
-    manifest = tmp_path_factory.mktemp("recorded") / "scenarios.yaml"
-    result = run(*SCENARIOS, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
+    """Returns the manifest of what all scenarios compute when there are no kernels and the CPU computes everything."""
+    recording = tmp_path_factory.mktemp("recorded") / "scenarios.graphs"
+    result = run(*SCENARIOS, GGML_NEURON_RECORD=recording, GGML_NEURON_BUFFERS="device")
     assert result.said == dict.fromkeys(SCENARIOS, "ok"), result.log
-    return manifest
+    return manifest_of(recording)
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +119,7 @@ def group_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def benched(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Benched:
     folder = tmp_path_factory.mktemp("benched")
-    found = Benched(folder / "model.gguf", folder / "mine.yaml", folder / "kernels")
+    found = Benched(folder / "model.gguf", folder / "mine.graphs", folder / "kernels")
     random_llama.write(found.model)
     llama_bench(programs, found.model, GGML_NEURON_RECORD=found.recorded)
     build(found.recorded, found.kernels)

@@ -83,7 +83,7 @@ def ran_on(result: Result) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Benched:
-    """A model, the manifest that `llama_bench` records with it, and a folder with the kernels of that manifest."""
+    """A model, what `llama_bench` records with it, and a folder with the kernels of the recording."""
 
     model: Path
     recorded: Path
@@ -157,10 +157,19 @@ def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
     )
 
 
+def manifest_of(recording: Path) -> Path:
+    """Writes the manifest of what GGML_NEURON_RECORD recorded, beside it; returns its path."""
+    manifest = recording.with_suffix(".yaml")
+    kernelgen("model", recording, "-o", manifest)
+    return manifest
+
+
 def build(manifest: Path, output: Path) -> None:
-    """Builds a manifest's pack and tree with the simulator's compiler; kernels of earlier builds of this process are
-    not built again.
+    """Builds the pack and the tree of a manifest, or of a recording (`*.graphs`), with the simulator's compiler; kernels
+    of earlier builds of this process are not built again.
     """
+    if manifest.suffix == ".graphs":
+        manifest = manifest_of(manifest)
     state = output / STATE
     output.mkdir(parents=True, exist_ok=True)
     if _MADE.exists():

@@ -36,8 +36,8 @@ def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, 
 
 
 def test_weights_of_two_models_have_the_same_name(run: Run, tmp_path: Path) -> None:
-    """The scenario passes while ops are recorded: then the device takes every op that can be built."""
-    variables = {"GGML_NEURON_RECORD": tmp_path / "mine.yaml", "GGML_NEURON_BUFFERS": "device"}
+    """The scenario passes while graphs are recorded: then the device takes every op."""
+    variables = {"GGML_NEURON_RECORD": tmp_path / "mine.graphs", "GGML_NEURON_BUFFERS": "device"}
     result = run("same-names", **variables)
     assert result.said == {"same-names": "ok"}, result.log
 

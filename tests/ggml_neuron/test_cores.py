@@ -63,8 +63,8 @@ def model(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Model
     path = folder / "model.gguf"
     size = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=LAYERS, n_ctx=256)
     random_llama.write(path, size=size)
-    results(programs, path, 1, GGML_NEURON_RECORD=folder / "model.yaml")
-    build(folder / "model.yaml", folder / "kernels")
+    results(programs, path, 1, GGML_NEURON_RECORD=folder / "model.graphs")
+    build(folder / "model.graphs", folder / "kernels")
     logits, log = results(programs, path, 1, GGML_NEURON_KERNEL_DIR=folder / "kernels")
     assert set(layers_of(log).values()) == {"NEURON0"}
     assert logits.std() > 0.1

@@ -182,7 +182,7 @@ def test_groups_compute_what_their_nodes_do(
     compute: Compute, manifest: Path, kernels: Path, buffers: str, tmp_path: Path
 ) -> None:
     graphs = tmp_path / "recorded.graphs"
-    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_RECORD_GRAPHS=str(graphs))
+    result = compute(kernels, *GROUPS, *RANDOM, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_RECORD=str(graphs))
     expect_ok(result, *GROUPS, *RANDOM)
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches, (\d+\.\d) ops each", result.stderr)
     assert grouped and int(grouped[1]) > 2 * int(grouped[2]), result.stderr
@@ -397,7 +397,7 @@ def test_what_differs_in_anything_is_not_the_group(
     compute: Compute, manifest: Path, kernels: Path, tmp_path: Path
 ) -> None:
     graphs = tmp_path / "recorded.graphs"
-    result = compute(kernels, *MUTATED, GGML_NEURON_RECORD_GRAPHS=str(graphs))
+    result = compute(kernels, *MUTATED, GGML_NEURON_RECORD=str(graphs))
     expect_ok(result, *MUTATED)
     # `kernelgen coverage` finds the same reasons; its numbers of nodes differ, because kernels for more tokens also
     # serve groups.
@@ -412,7 +412,7 @@ def test_one_tensor_is_several_slots_of_a_kernel(
 ) -> None:
     """A loaded model may have one tensor where another model has several, such as rope's factors of each layer."""
     graphs = tmp_path / "recorded.graphs"
-    expect_ok(compute(kernels, *TIED, GGML_NEURON_RECORD_GRAPHS=str(graphs)), *TIED)
+    expect_ok(compute(kernels, *TIED, GGML_NEURON_RECORD=str(graphs)), *TIED)
     groups = Groups(groups_of(manifest))
     assert [groups.find(graph).outside for graph in read_graphs(graphs)] == [()] * len(TIED)
 
@@ -472,11 +472,10 @@ WHOLE = ("hit", "cache", "attention", "in-place", "views", "square")
 def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
     compute: Compute, programs: Programs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
     for name in WHOLE:
         graphs = tmp_path / f"{name}.graphs"
         for _ in range(2):  # the second process writes the same graphs again
-            compute(Path(), name, GGML_NEURON_RECORD_GRAPHS=str(graphs), **recording)
+            compute(Path(), name, GGML_NEURON_KERNEL_DIR="", GGML_NEURON_RECORD=str(graphs))
         head, *lines = graphs.read_text().splitlines()
         assert head.startswith('{"format":"neuron-kernelgen graphs"') and len(lines) == 2 * len(set(lines)), name
         written, wanted = tmp_path / f"{name}.yaml", tmp_path / f"{name}-group.yaml"
@@ -488,7 +487,6 @@ def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
 
 def test_a_file_that_is_not_a_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
     path = tmp_path / "mine"
-    recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
     for text, said in (
         ("[]\n", f"{path} exists and is not a recording of graphs"),
         (None, f"{tmp_path}/no/where can't"),
@@ -496,6 +494,6 @@ def test_a_file_that_is_not_a_recording_is_not_written_to(compute: Compute, tmp_
         if text is not None:
             path.write_text(text)
         file = path if text is not None else tmp_path / "no" / "where"
-        log = compute(Path(), "hit", GGML_NEURON_RECORD_GRAPHS=str(file), **recording).stderr
-        assert log.count(f"ggml-neuron: GGML_NEURON_RECORD_GRAPHS: {said}") == 1, log
+        log = compute(Path(), "hit", GGML_NEURON_KERNEL_DIR="", GGML_NEURON_RECORD=str(file)).stderr
+        assert log.count(f"ggml-neuron: GGML_NEURON_RECORD: {said}") == 1, log
         assert text is None or path.read_text() == text

@@ -51,7 +51,7 @@ def test_a_token_is_a_number_where_its_table_is_on_the_device(
 ) -> None:
     """llama.cpp's --override-tensor puts the table on the device: the rows of the embedding do not pass through the host."""
     table = ("-ot", r"token_embd\.weight=NEURON0")
-    recorded = tmp_path / "table.yaml"
+    recorded = tmp_path / "table.graphs"
     llama_bench(programs, benched.model, *table, GGML_NEURON_KERNEL_DIR=benched.kernels, GGML_NEURON_RECORD=recorded)
     build(recorded, tmp_path / "kernels")
     kernels = f"{benched.kernels}:{tmp_path / 'kernels'}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Programs, Run, build, built_tree, edit_pack
+from programs import Programs, Run, build, built_tree, edit_pack, manifest_of
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.neff import container
@@ -52,8 +52,9 @@ def test_a_trn2_with_logical_cores_of_either_size(
         (tmp_path / "logical_nc_config").write_text("1\n")
         variables = {"GGML_NEURON_LIBNRT": tmp_path / "lib" / "libnrt.so.1"}
     variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "GGML_NEURON_BUFFERS": "device"} | variables
-    manifest = tmp_path / "trn2.yaml"
-    assert run("add", GGML_NEURON_RECORD=manifest, **variables).said == {"add": "ok"}
+    recording = tmp_path / "trn2.graphs"
+    assert run("add", GGML_NEURON_RECORD=recording, **variables).said == {"add": "ok"}
+    manifest = manifest_of(recording)
     text = manifest.read_text()
     assert "targets: [trn2]\n" in text
     assert ("compiler: {lnc: 1}\n" in text) == (physical == 1)
@@ -62,7 +63,7 @@ def test_a_trn2_with_logical_cores_of_either_size(
     assert done.said == {"add": "ok"}, done.log
     assert "core 0: loaded add-" in done.log and " 0 ops ran on the CPU instead" in done.log
     said = run("free-memory", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", **variables).said["free-memory"]
-    programs = text.count("{op:")
+    programs = text.count("  - op:")
     taken = physical * 96 * MIB + SCRATCHPAD + programs * PROGRAM
     assert said == f"{memory - taken} of {memory} bytes"
 

@@ -8,39 +8,17 @@ from pathlib import Path
 import pytest
 from programs import Run, build
 
-from kernelgen.bundle import reader
-from kernelgen.dispatch import coverage
-from kernelgen.dispatch.coverage import GraphOp
-from kernelgen.ggml import tokens
-
 SAID = re.compile(
     r"^ggml-neuron: no kernel for (?P<op>\w+) of (?P<inputs>.*): the CPU computes it, (?P<count>\d+) nodes? of this graph\n"
-    r"ggml-neuron:     (?:kernels for other numbers of tokens can't: (?P<whole>.*)|(?P<none>no bundle has a kernel of this op)|"
-    r"kernels of this op are for other shapes, types or parameters; GGML_NEURON_LOG=2 names the nearest)\n"
-    r"(?:ggml-neuron:     to build one, add this line to a manifest's kernels: (?P<line>- .*)\n)?"
-    r"(?:ggml-neuron:     nearest is (?P<nearest>\S+): (?P<how>.*)\n)?",
+    r"ggml-neuron:     (?:kernels for other numbers of tokens can't: .*|(?P<none>no bundle has a kernel of this op)|"
+    r"kernels of this op are for other shapes, types or parameters)\n",
     re.MULTILINE,
 )
 
 
-def mended(log: str, folder: Path, target: str) -> Path:
-    """Builds the manifest lines of a log; returns the folder with the kernels."""
-    lines = [match["line"] for match in SAID.finditer(log) if match["line"]]
-    manifest = folder / "mended.yaml"
-    manifest.write_text(
-        f"format: 1\nname: mended\ntargets: [{target}]\nkernels:\n" + "".join(f"  {x}\n" for x in lines)
-    )
-    build(manifest, folder / "mended")
-    return folder / "mended"
-
-
-def detailed(run: Run, kernels: Path, *scenarios: str) -> str:
-    return run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2").log
-
-
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_ops_without_a_kernel_are_reported_with_what_mends_them(
-    run: Run, kernels: Path, neuron_target: str, tmp_path: Path, buffers: str
+    run: Run, kernels: Path, tmp_path: Path, buffers: str
 ) -> None:
     """The messages name ops that the scheduler gave to the CPU, and an op in device memory that the CPU computes."""
     result = run("shared-out", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
@@ -48,10 +26,17 @@ def test_ops_without_a_kernel_are_reported_with_what_mends_them(
     said = first["op"], first["inputs"], first["count"], first["none"]
     assert said == ("sigmoid", "(64,4,1,1)/f32", "2", "no bundle has a kernel of this op")
     assert (second["op"], second["inputs"], second["count"], second["none"]) == ("scale", "(64,4,1,1)/f32", "1", None)
-    assert "nearest is" not in result.log
-    (how,) = (m["how"] for m in SAID.finditer(detailed(run, kernels, "shared-out")) if m["op"] == "scale")
-    assert how == "s is 0.5, not 0.375"
-    both = f"{kernels}:{mended(result.log, tmp_path, neuron_target)}"
+    assert (
+        result.log.count(
+            "run the program again with GGML_NEURON_RECORD=FILE\nggml-neuron:     then: kernelgen model FILE"
+        )
+        == 1
+    )
+    recording = tmp_path / "mended.graphs"
+    again = run("shared-out", GGML_NEURON_RECORD=recording, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
+    assert not SAID.search(again.log)
+    build(recording, tmp_path / "mended")
+    both = f"{kernels}:{tmp_path / 'mended'}"
     result = run("shared-out", GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers)
     assert result.said == {"shared-out": "6 of 6 nodes in 1 splits"}
     assert "ggml-neuron: " not in result.log
@@ -64,26 +49,6 @@ def test_ops_are_reported_by_their_numbers_of_nodes(run: Run, kernels: Path) -> 
     result = run("last-node-first", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"last-node-first": "ok"}
     assert [(said["op"], said["count"]) for said in SAID.finditer(result.log)] == [("sigmoid", "2"), ("scale", "1")]
-
-
-def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuron_target: str, tmp_path: Path) -> None:
-    """The ops differ from the kernels in every property."""
-    result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2")
-    assert result.said == {"far-off": "ok"}, result.log
-    built = reader.read(mended(result.log, tmp_path, neuron_target))
-    asked = [GraphOp(spec, 0, "") for bundle in built for spec in bundle.ops()]
-    have = {spec for bundle in reader.read(kernels) for spec in bundle.ops()}
-    expected = sorted(
-        (op.spec.op, near[0].id, "; ".join(near[1])) if (near := nearest.get(op.spec)) else (op.spec.op, "", "")
-        for nearest in [coverage.nearest(asked, have)]
-        for op in asked
-    )
-    said = sorted((m["op"], m["nearest"] or "", m["how"] or "") for m in SAID.finditer(result.log))
-    assert said == expected
-    assert len(said) == 9
-    reasons = sorted((op.spec.op, tokens.why_not(op.spec.op, op.spec.inputs, op.spec.output) or "") for op in asked)
-    assert sorted((m["op"], m["whole"] or "") for m in SAID.finditer(result.log)) == reasons
-    assert ("mul_mat", "its tokens are not in its outermost dimension") in reasons
 
 
 def test_ten_ops_are_reported_and_then_how_many_more(run: Run, kernels: Path) -> None:

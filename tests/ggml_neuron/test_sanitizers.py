@@ -15,8 +15,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from device_faults import WAIT, RoundsBench, add_sums, make_bench
-from programs import SCENARIOS, Programs, built_pack, built_tree
+import random_llama
+from programs import SCENARIOS, Programs, build, built_pack, built_tree, kernelgen
 
 pytestmark = pytest.mark.long
 
@@ -61,10 +61,10 @@ def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: 
         *names,
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS=buffers,
-        GGML_NEURON_RECORD=tmp_path / "mine.yaml",
+        GGML_NEURON_RECORD=tmp_path / "mine.graphs",
     )
     expect_ok(result, names)
-    assert (tmp_path / "mine.yaml").exists()
+    assert (tmp_path / "mine.graphs").exists()
 
 
 def test_two_cores_with_nodes_for_the_cpu(sanitized: Programs, kernels: Path) -> None:
@@ -80,8 +80,7 @@ def test_every_core_at_once(sanitized: Programs, kernels: Path) -> None:
 def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
     names = (
         *("in-flight", "in-flight-in-threads", "freed-unused", "asynchronous"),
-        *("two-cores-in-flight", "two-cores-ahead", "two-cores-behind", "two-cores-fenced", "two-cores-crossing"),
-        *("two-cores-reduced", "two-cores-not-reduced"),
+        *("two-cores-in-flight", "two-cores-crossing", "two-cores-reduced", "two-cores-not-reduced"),
     )
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device"}
     expect_ok(scenarios(sanitized, *names, NEURON_SIMULATOR_LAUNCH_US="1000", **variables), names)
@@ -118,7 +117,7 @@ def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> Non
             *(sanitized.find("groups"), "run", sanitized.find("libggml-neuron.so"), sanitized.llama_cpp, *some),
             GGML_NEURON_KERNEL_DIR=group_kernels,
             GGML_NEURON_BUFFERS=buffers,
-            GGML_NEURON_RECORD_GRAPHS=graphs,
+            GGML_NEURON_RECORD=graphs,
         )
         expect_ok(result, some)
         assert re.search(r"[1-9]\d* ops ran in groups", result.stderr), result.stderr
@@ -154,8 +153,43 @@ def test_failures(sanitized: Programs, kernels: Path, buffers: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def sums_bench(programs: Programs, kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> RoundsBench:
-    return add_sums(make_bench(programs, tmp_path_factory.mktemp("sums"), kernels))
+def sums(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Returns a model, and the folders of its kernels by how they contain the sums over two cores: --fuse of
+    `kernelgen model`.
+    """
+    folder = tmp_path_factory.mktemp("sums")
+    model, recording = folder / "model.gguf", folder / "ops.graphs"
+    random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=256, n_layer=2, n_ctx=256))
+    command = [
+        programs.llama_cpp / "llama-bench",
+        "-m",
+        model,
+        "-p",
+        "0",
+        "-n",
+        "6",
+        "-r",
+        "1",
+        "-fa",
+        "1",
+        "-ngl",
+        "99",
+    ]
+    done = execute(
+        programs,
+        *(*command, "-sm", "tensor"),
+        GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+        GGML_NEURON_RECORD=recording,
+        GGML_NEURON_BUFFERS="device",
+    )
+    assert done.returncode == 0, done.stderr
+    build(recording, folder / "ops")
+    kernels = {}
+    for way in ("step", "parts+sums"):
+        kernelgen("model", recording, "--fuse", way, "-o", folder / f"{way}.yaml")
+        build(folder / f"{way}.yaml", folder / way)
+        kernels[way] = f"{folder / way}:{folder / 'ops'}"
+    return model, kernels
 
 
 LEAKS = "leak:ggml_backend_meta_device_get_buffer_type\n"
@@ -176,12 +210,11 @@ end a
     ],
 )
 def test_sums_over_cores(
-    sanitized: Programs, sums_bench: RoundsBench, tmp_path: Path, way: str, depth: str, fault: str
+    sanitized: Programs, sums: tuple[Path, dict[str, str]], tmp_path: Path, way: str, depth: str, fault: str
 ) -> None:
     """Calls of a model that is split over two cores, with one program for both cores: in a queue, and with a thread for
     each core.
     """
-    assert sums_bench.sums is not None
     script, text = tmp_path / "script", tmp_path / "text"
     script.write_text(CALLS)
     leaks = tmp_path / "leaks"
@@ -189,15 +222,16 @@ def test_sums_over_cores(
     text.write_text("A NeuronCore computes what its kernels say")
     result = execute(
         sanitized,
-        *(sanitized.find("calls"), "-sm", "tensor", sanitized.llama_cpp, sums_bench.sums[0], text, script),
+        *(sanitized.find("calls"), "-sm", "tensor", sanitized.llama_cpp, sums[0], text, script),
         GGML_BACKEND_PATH=sanitized.find("libggml-neuron.so"),
-        GGML_NEURON_KERNEL_DIR=sums_bench.sums_kernels[way],
+        GGML_NEURON_KERNEL_DIR=sums[1][way],
         GGML_NEURON_BUFFERS="device",
         GGML_NEURON_QUEUE_DEPTH=depth,
         NEURON_SIMULATOR_THREADS="1",
         LSAN_OPTIONS=f"suppressions={leaks}",
+        NEURON_RT_EXEC_TIMEOUT="2",  # seconds that a core waits for others
+        NEURON_SIMULATOR_LOAD_TIMEOUT="2",
         **({"NEURON_SIMULATOR_FAULT": fault} if fault else {}),
-        **WAIT,
     )
     assert not REPORT.search(result.stderr), result.stderr
     assert "has kernels with reductions inside" in result.stderr or fault in ("wedged", "load@2"), result.stderr

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from programs import ROOT, Programs, build, kernelgen
+from programs import ROOT, Programs, build, edit_pack, kernelgen
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
@@ -83,18 +84,18 @@ def check(got: Run, right: Run) -> None:
     assert error <= TOLERANCE, got.log[-4000:]
 
 
-def record(programs: Programs, model: Path, cores: int, **variables: str | Path) -> Path:
+def record(programs: Programs, model: Path, cores: int) -> Path:
     """Records and builds the kernels of a run over some cores; returns their folder."""
     name = f"recorded-{cores}"
-    manifest = model.parent / f"{name}.yaml"
-    recorded = compute(programs, model, cores, prompt=PROMPT, GGML_NEURON_RECORD=manifest, **variables)
+    recording = model.parent / f"{name}.graphs"
+    recorded = compute(programs, model, cores, prompt=PROMPT, GGML_NEURON_RECORD=recording)
     assert recorded.status == 0, recorded.log[-4000:]
-    build(manifest, model.parent / name)
+    build(recording, model.parent / name)
     return model.parent / name
 
 
-def make_manifest(sources: list[Path], fuse: str, manifest: Path) -> None:
-    kernelgen("model", *sources, "--fuse", fuse, "-o", manifest)
+def make_manifest(graphs: Path, fuse: str, manifest: Path) -> None:
+    kernelgen("model", graphs, "--fuse", fuse, "-o", manifest)
 
 
 def build_split(programs: Programs, exporter: Path, model: Path, fuse: str, devices: int = 2) -> Path:
@@ -111,9 +112,13 @@ def build_split(programs: Programs, exporter: Path, model: Path, fuse: str, devi
     folder = model.parent / f"{fuse}-{devices}"
     graphs, manifest = folder.with_suffix(".jsonl"), folder.with_suffix(".yaml")
     graphs.write_text(exported.stdout)
-    make_manifest([graphs], fuse, manifest)
+    make_manifest(graphs, fuse, manifest)
     build(manifest, folder)
     return folder
+
+
+def leave_out(index: dict[str, Any], *ops: str) -> None:
+    index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ops]
 
 
 def pack_for(programs: Programs, folder: Path) -> Path:
@@ -132,8 +137,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernels(programs: Programs, model: Path) -> Path:
-    """Returns the folder with the kernels for two cores; their graphs are beside it in `steps.graphs`."""
-    return record(programs, model, 2, GGML_NEURON_RECORD_GRAPHS=model.parent / "steps.graphs")
+    """Returns the folder with the kernels for two cores; the recording is beside it in `recorded-2.graphs`."""
+    return record(programs, model, 2)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +149,6 @@ def right(programs: Programs, model: Path) -> Run:
 def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels)
     check(got, right)
-    assert "no kernel computes" not in got.log
     assert NOTHING_ON_THE_CPU in got.log
     assert "no kernel for" not in got.log
     assert got.reductions == 2 * 2 * LAYERS  # of the warm-up and the prompt
@@ -185,63 +189,31 @@ def test_prompts_of_other_lengths(programs: Programs, model: Path, kernels: Path
 
 @pytest.mark.long
 def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, model: Path, right: Run) -> None:
-    """The CPU computes the parts that have no kernels, and stderr has their manifest lines."""
-    manifest = model.parent / "whole.yaml"
-    recorded = compute(programs, model, 1, "-sm", "layer", GGML_NEURON_RECORD=manifest)
+    """The CPU computes the parts that have no kernels, and stderr names them."""
+    recording = model.parent / "whole.graphs"
+    recorded = compute(programs, model, 1, "-sm", "layer", GGML_NEURON_RECORD=recording)
     assert recorded.status == 0, recorded.log[-4000:]
-    build(manifest, model.parent / "whole")
+    build(recording, model.parent / "whole")
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=model.parent / "whole")
     check(got, right)
-    assert re.search(r"add this line to a manifest's kernels: - \{op: \"mul_mat\", inputs: \[\"\(128,64,1,1\)", got.log)
-
-
-@pytest.mark.parametrize(
-    ("size", "lacking"),
-    [
-        ({"n_embd": 64, "n_ff": 192}, {"MUL_MAT": "blk.0.attn_q.weight, (64,64,1,1)/f16"}),
-        ({"n_expert": 4, "n_expert_used": 2}, {"MUL_MAT_ID": "blk.0.ffn_gate_exps.weight, (128,256,4,1)/f16"}),
-    ],
-    ids=["other sizes", "experts"],
-)
-def test_loading_names_what_another_model_lacks(
-    programs: Programs, kernels: Path, tmp_path: Path, size: dict[str, int], lacking: dict[str, str]
-) -> None:
-    """Loading a model with another model's kernels names the first weight of each shape that lacks a kernel, before any
-    graph.
-    """
-    other = tmp_path / "other.gguf"
-    sizes = {"n_embd": 128, "n_head": 4, "n_head_kv": 4, "n_ff": 256, "n_layer": LAYERS} | size
-    random_llama.write(other, size=random_llama.Size(**sizes))
-    got = compute(programs, other, 2, GGML_NEURON_KERNEL_DIR=kernels)
-    assert got.status == 0, got.log[-4000:]
-    loading, graph, _ = got.log.partition("ggml-neuron: no kernel for ")
-    assert graph
-    for op, weight in lacking.items():
-        assert f"no kernel computes {op} with weights like {weight}, or parts of them: the CPU does" in loading
-    assert "blk.1." not in loading
+    assert "no kernel for mul_mat of (128,64,1,1)/f16, " in got.log
 
 
 def test_a_graph_names_the_parts_that_have_no_kernel(
     programs: Programs, model: Path, kernels: Path, right: Run, tmp_path: Path
 ) -> None:
-    """Kernels built from the message's manifest lines leave nothing on the CPU."""
-    recorded = (model.parent / "recorded-2.yaml").read_text().splitlines(keepends=True)
-    some = [line for line in recorded if "swiglu" not in line]
-    assert len(some) == len(recorded) - 3
-    (tmp_path / "some.yaml").write_text("".join(some))
-    build(tmp_path / "some.yaml", tmp_path / "some")
-    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=tmp_path / "some")
+    """A recording with some kernels in place has all ops, so the kernels that it gives leave nothing on the CPU."""
+    pack = edit_pack(kernels, tmp_path / "some.kernels.gguf", lambda index: leave_out(index, "swiglu"))
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=pack)
     check(got, right)
     named = re.findall(
-        r"^ggml-neuron: no kernel for (\w+) of .*: the CPU computes it, 1 node of this graph\n"
-        r".*no bundle has a kernel of this op\n"
-        r".*to build one, add this line to a manifest's kernels: (- .*)\n",
-        got.log,
-        re.MULTILINE,
+        r"^ggml-neuron: no kernel for (\w+) of .*: the CPU computes it, 1 node of", got.log, re.MULTILINE
     )
-    assert {op for op, _ in named} == {"swiglu"}
-    (tmp_path / "all.yaml").write_text("".join([*some, *(f"  {line}\n" for _, line in named)]))
-    build(tmp_path / "all.yaml", tmp_path / "all")
+    assert set(named) == {"swiglu"}
+    recording = tmp_path / "again.graphs"
+    again = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=pack, GGML_NEURON_RECORD=recording)
+    assert "no kernel for" not in again.log
+    build(recording, tmp_path / "all")
     mended = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=tmp_path / "all")
     check(mended, right)
     assert "no kernel for" not in mended.log and NOTHING_ON_THE_CPU in mended.log
@@ -253,7 +225,7 @@ def test_graphs_that_are_recorded_have_reductions_between_parts(
 ) -> None:
     folder = model.parent / f"recorded-{fuse}"
     manifest = folder.with_suffix(".yaml")
-    make_manifest([model.parent / "recorded-2.yaml", model.parent / "steps.graphs"], fuse, manifest)
+    make_manifest(model.parent / "recorded-2.graphs", fuse, manifest)
     build(manifest, folder)
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{folder}:{kernels}")
     check(got, right)

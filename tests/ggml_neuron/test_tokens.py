@@ -36,9 +36,9 @@ def few(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("few")
     scenarios = ("few-tokens", "few-tokens-of-scores")
-    result = run(*scenarios, GGML_NEURON_RECORD=folder / "few.yaml", GGML_NEURON_BUFFERS="device")
+    result = run(*scenarios, GGML_NEURON_RECORD=folder / "few.graphs", GGML_NEURON_BUFFERS="device")
     assert result.said == dict.fromkeys(scenarios, "ok"), result.log  # the CPU computes what is recorded
-    build(folder / "few.yaml", folder / "kernels")
+    build(folder / "few.graphs", folder / "kernels")
     return folder / "kernels"
 
 
@@ -77,8 +77,8 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
     run: Run, few: Path, tmp_path: Path
 ) -> None:
     name = "three-tokens-of-scores"
-    assert run(name, GGML_NEURON_RECORD=tmp_path / "exact.yaml").said == {name: "ok"}
-    build(tmp_path / "exact.yaml", tmp_path / "exact")
+    assert run(name, GGML_NEURON_RECORD=tmp_path / "exact.graphs").said == {name: "ok"}
+    build(tmp_path / "exact.graphs", tmp_path / "exact")
     logits = []
     for folder, exact in ((few, "0"), (tmp_path / "exact", "1")):
         file = tmp_path / f"logits{exact}"

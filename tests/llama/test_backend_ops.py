@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -75,6 +76,14 @@ NONSENSE = '{op: "nonsense", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}
 HEADER = '"backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"'
 
 
+def node_line(op: str) -> str:
+    """Returns a node as the backend's log has it."""
+    shape = {"type": "f32", "ne": [4, 1, 1, 1], "nb": [4, 16, 16, 16]}
+    tensors = [{"name": name, "op": op, **shape} for name, op in (("x", "none"), ("y", op))]
+    tensors[1]["src"] = [0]
+    return f"ggml-neuron: no kernel for {json.dumps({'sizes': {}, 'context': {}, 'tensors': tensors})}\n"
+
+
 def row(case: str, *nodes: tuple[str, str | None]) -> CaseRow:
     return CaseRow(case, "NEURON0", False, "not supported", nodes=nodes)
 
@@ -83,15 +92,13 @@ def test_what_stands_before_a_row_is_of_the_row() -> None:
     failed, unsupported, uncompared = backend_ops.read_rows(
         f"{HEADER}\nload_backend: loaded\n"
         '[ADD] ERR = 0.5 > 0.1 "NEURON0","ADD","ne=[1,2]","test","1","test failed",""\n'
-        f"ggml-neuron: no kernel for {RELU}\n"
-        f"ggml-neuron: no kernel for {NONSENSE} (no emitter for this op)\n"
-        f"ggml-neuron: no kernel for {RELU}\n"
+        f"{node_line('relu')}{node_line('nonsense')}{node_line('relu')}"
         '"NEURON0, NEURON0","A","x=1","test","0","not supported",""\n'
         '"CPU","B","x=1","test","0","not supported",""\n'
     )
     assert (failed.case, failed.status, failed.note) == ("ADD(ne=[1,2])", FAILED, "[ADD] ERR = 0.5 > 0.1")
     assert (unsupported.status, uncompared.status, uncompared.nodes) == (backend_ops.UNSUPPORTED, UNCOMPARED, ())
-    assert unsupported.nodes == ((RELU, None), (NONSENSE, "no emitter for this op"))
+    assert unsupported.nodes == ((RELU, None), (NONSENSE, "nonsense: no emitter for this op"))
 
 
 FAKE = """#!/usr/bin/env python3

@@ -11,6 +11,7 @@ import harness
 import numpy as np
 import pytest
 import random_llama
+import recordings
 from scipy.stats import chi2_contingency
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=512, n_vocab=4000)
@@ -142,11 +143,12 @@ def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
         return done.stderr
 
     (tmp_path / "none").mkdir()
-    run(kernels=tmp_path / "none", record=tmp_path / "recorded.yaml")
-    recorded = (tmp_path / "recorded.yaml").read_text()
+    run(kernels=tmp_path / "none", record=tmp_path / "recorded.graphs")
+    manifest = recordings.manifest_of(tmp_path / "recorded.graphs", harness.target())
+    recorded = manifest.read_text()
     assert "131072" not in recorded, "the question, which no call asks"
     assert "params: {s: any, b: any}" in recorded
-    harness.build_manifest(tmp_path / "recorded.yaml", tmp_path / "kernels")
+    harness.build_manifest(manifest, tmp_path / "kernels")
     log = run(kernels=tmp_path / "kernels")
     assert "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore" in log
     assert "does not have support" not in log

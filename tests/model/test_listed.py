@@ -1,10 +1,11 @@
-"""`kernelgen model` on files that list kernels: exports of graphs, recorded files, configurations of ggml-hsa-gen-kernels."""
+"""`kernelgen model` on files that list kernels: exports of graphs, recordings, configurations of ggml-hsa-gen-kernels."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernelgen import cli
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
+from kernelgen.ggml.ops import ANY
 from kernelgen.model import graph_ops, listed, sources
 
 from .conftest import ROOT, specs
@@ -126,80 +128,81 @@ def test_groups_are_made_of_graphs_alone(tmp_path: Path, capsys: Said) -> None:
     )
 
 
-# --- recorded files ----------------------------------------------------------------------------------------------------------------
-
-RECORDED = """\
-# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no
-# bundle had a kernel for. Entries that begin with '#' can't be built.
-format: 1
-name: first
-targets: [trn2]
-kernels:
-  - {op: "scale", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32", params: {s: 2.0}}  # asked for 1 time
-  - {op: "add", inputs: ["(64,1,1,1)/f32", "(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 12 times
-  # - {op: "relu", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 1 time
-  # - {op: "map_custom1", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 3 times
-  # - {op: "clamp", inputs: ["(64,1,1,1)/f32"], output: "(64,1,1,1)/f32", params: {min: .nan, max: 1.0}}  # asked for 1 time
-  # - {op: "add", inputs: ["(0,1,1,1)/f32", "(64,1,1,1)/f32"], output: "(64,1,1,1)/f32"}  # asked for 1 time
-"""
+# --- recordings of the backend -----------------------------------------------------------------------------------------------------
 
 
-def test_recorded_files_become_one_tidy_manifest(tmp_path: Path, capsys: Said) -> None:
-    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
-    one.write_text(RECORDED)
-    other.write_text(RECORDED.replace("trn2", "trn1").replace("12 times", "2 times"))
+def tensor(op: str, *sources: int, params: Sequence[int] = (), **changes: object) -> dict[str, object]:
+    shape = {"type": "f32", "ne": [64, 1, 1, 1], "nb": [4, 256, 256, 256]}
+    return {"name": op, "op": op, "src": sources, "params": params, **shape, **changes}
+
+
+def recorded(path: Path, *graphs: tuple[dict[str, bool], list[dict[str, object]]], target: str, lnc: int) -> Path:
+    """Writes graphs, each with its context, as the backend does."""
+    head = json.loads(GRAPHS.splitlines()[0]) | {"target": target, "lnc": lnc}
+    lines = [head, *({"sizes": {}, "context": context, "tensors": tensors} for context, tensors in graphs)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+ONE, TWO, NAN = 0x3F800000, 0x40000000, 0x7FC00000
+"""Bits of F32."""
+
+OPS_OF_A_CALL = [
+    tensor("none"),
+    tensor("scale", 0, params=[TWO]),
+    tensor("add", 1, 0),
+    tensor("map_custom1", 2),
+    tensor("clamp", 2, params=[NAN, ONE]),
+    tensor("add", 0, 0, nb=[4, 3, 256, 256], ne=[64, 2, 1, 1]),
+    tensor("add", 0, 0, ne=[0, 1, 1, 1]),
+]
+
+
+def test_recordings_become_one_manifest(tmp_path: Path, capsys: Said) -> None:
+    one = recorded(tmp_path / "one.graphs", ({}, OPS_OF_A_CALL), ({}, OPS_OF_A_CALL[:3]), target="trn2", lnc=1)
+    other = recorded(tmp_path / "other.graphs", ({"piece": True}, OPS_OF_A_CALL[:2]), target="trn1", lnc=1)
     assert run(one, other, "-o", tmp_path / "merged.yaml") == 0
-    text = (tmp_path / "merged.yaml").read_text()
     assert (
-        text
-        == """\
-# Written by
-#   kernelgen model one.yaml other.yaml
-format: 1
+        (tmp_path / "merged.yaml").read_text().partition("format: 1")[2]
+        == """
 name: merged
 targets: [trn1, trn2]
-description: "Kernels that one.yaml, other.yaml list"
+description: "Kernels that one.graphs, other.graphs list"
+compiler: {lnc: 1}
 
 kernels:
-  - op: add  # asked for 14 times
+  - op: add  # add
     inputs: ["(64,1,1,1)/f32", "(64,1,1,1)/f32"]
     output: "(64,1,1,1)/f32"
-  - op: relu  # asked for 2 times
-    inputs: ["(64,1,1,1)/f32"]
-    output: "(64,1,1,1)/f32"
-  - op: scale  # asked for 2 times
+  - op: scale  # scale
     inputs: ["(64,1,1,1)/f32"]
     output: "(64,1,1,1)/f32"
     params: {s: 2.0}
 
 # No kernel can be built for these; they run on the CPU.
-# asked for 2 times: clamp: clamp's min: expected a number, not '.nan'
+# clamp: clamp: min: expected a number, not 'nan'
 #   clamp: (64,1,1,1)/f32 -> (64,1,1,1)/f32
-# asked for 6 times: map_custom1: no emitter for this op
+# map_custom1: map_custom1: no emitter for this op
 #   map_custom1: (64,1,1,1)/f32 -> (64,1,1,1)/f32
 """
     )
     said = capsys.readouterr().out
-    assert f"{one}: left out 1 that have no elements or are not known\n" in said
+    assert f"{one}: left out 1 nodes that no kernel can compute\n" in said
     assert "no kernel: map_custom1: no emitter for this op\n" in said
 
 
-def test_a_recorded_file_can_be_replaced_by_its_tidy_form(tmp_path: Path) -> None:
-    path = tmp_path / "recorded.yaml"
-    path.write_text(RECORDED)
-    before = specs(path)
-    assert run(path, "-o", path) == 0
-    assert before < specs(path)
-    assert run(path, "-o", path) == 0  # its output is a manifest that it reads
-
-
-def test_mistakes_of_a_recorded_file_are_those_of_a_manifest(tmp_path: Path, capsys: Said) -> None:
-    path = tmp_path / "recorded.yaml"
-    path.write_text(RECORDED.replace('op: "add"', 'op: "addd"'))
-    assert f"{path}:8:10: error: unknown op 'addd': did you mean 'add'?\n" in refused(capsys, path, tmp_path / "m.yaml")
-    path.write_text(RECORDED + "compiler: {optlevel: 1}\n")
-    said = refused(capsys, path, tmp_path / "m.yaml")
-    assert said.startswith(f"{path}:13:1: error: a manifest with 'compiler' is not one that was recorded\n")
+def test_a_recording_with_samplers_has_kernels_for_any_numbers(tmp_path: Path) -> None:
+    """llama.cpp calls supports_op with a probe's nodes, and no call may have them."""
+    graphs = (
+        ({}, OPS_OF_A_CALL[:2]),
+        ({"probe": True}, [tensor("none"), tensor("argmax", 0, type="i32", ne=[1, 1, 1, 1])]),
+    )
+    path = recorded(tmp_path / "samplers.graphs", *graphs, target="trn1", lnc=1)
+    assert run(path, "-o", tmp_path / "m.yaml") == 0
+    assert {(spec.op, *dict(spec.params).values()) for spec in specs(tmp_path / "m.yaml")} == {
+        ("argmax",),
+        ("scale", ANY, ANY),
+    }
 
 
 # --- ggml-hsa-gen-kernels ----------------------------------------------------------------------------------------------------------
@@ -375,7 +378,7 @@ def test_invalid_configurations(value: object, message: str, tmp_path: Path, cap
             f": a JSON document of {sources.MAX_JSON + 1} bytes, more than {sources.MAX_JSON}\n",
         ),
         (b"2 0 4096 1 1 1 16 0\n", ":1:20: error: the line ends where word 1 of op_params is expected"),
-        (b"format: 2\n", ":1:9: error: "),
+        (b"format: 2\n", " is nothing that kernelgen model takes\n"),
     ],
     ids=range(13),
 )
@@ -423,7 +426,6 @@ def test_no_damaged_file_does_harm(tmp_path: Path) -> None:
     good = [
         "\n".join(text[:3]),
         GRAPHS,
-        RECORDED,
         json.dumps(hsa(kernel(), kernel("ggml_op_mul_mat", **MATRICES))),
     ]
     words = [

@@ -21,6 +21,7 @@ from typing import Any
 
 import harness
 import random_llama
+import recordings
 from harness import Programs
 
 from kernelgen.errors import KernelgenError
@@ -458,13 +459,13 @@ def _compare(programs: Programs, name: str, file: Path) -> Comparison:
     lines = harness.write_manifest(programs, output, *words).splitlines()
     derived, recorded = _specs(output), set[KernelSpec]()
     for flash in ("0", "1"):
-        record = file.with_name(f"{file.stem}-recorded-{flash}.yaml")
+        record = file.with_name(f"{file.stem}-recorded-{flash}.graphs")
         bench = ["--model", file, "--n-prompt", PROMPT, "--n-gen", GENERATED, "--ubatch-size", PROMPT]
         bench += ["--n-gpu-layers", 99, "--repetitions", 1, "--flash-attn", flash, "--output", "json"]
         done = programs.run("llama-bench", *bench, environment=programs.environment(record=record))
         if done.returncode or not record.is_file():
             raise RuntimeError(f"llama-bench: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
-        recorded |= _specs(record)
+        recorded |= recordings.requested(record)
     missing = tuple(sorted(f"{s.op}: {', '.join(map(str, s.inputs))} -> {s.output}" for s in recorded - derived))
     nodes = [re.match(r"  1 token, 1 output, flash attention \w+: (\d+) nodes", line) for line in lines]
     (first, *_) = (int(match[1]) for match in nodes if match)

@@ -490,7 +490,7 @@ class Sweep:
         Raises:
             RuntimeError: some exact kernels can't be built.
         """
-        recorded, kernels, logits = (self.folder / name for name in ("recorded.yaml", "exact", "logits"))
+        recorded, kernels, logits = (self.folder / name for name in ("recorded.graphs", "exact", "logits"))
         script = [
             f"logits {logits}",
             *grid(self.model, pairs, n_ctx=self.n_ctx, cpu=False, numbers=self.numbers),
@@ -499,7 +499,7 @@ class Sweep:
         exactly = self.environment | {"GGML_NEURON_EXACT": "1"}
         # the CPU computes the nodes without a kernel
         run(self.programs, self.file, self.folder, [script], exactly | {"GGML_NEURON_RECORD": str(recorded)})
-        harness.build_manifest(recorded, kernels)
+        harness.build_recording(recorded, kernels)
         exactly["GGML_NEURON_KERNEL_DIR"] += f":{kernels}"
         calls, log = run(self.programs, self.file, self.folder, [script], exactly)
         ran = harness.ran(log)

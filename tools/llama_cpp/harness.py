@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import recordings
+
 import kernelgen
 from kernelgen import cli, manifest
 from kernelgen.bundle.build import build_planned
@@ -124,7 +126,7 @@ class Programs:
 
         Args:
             kernels: folders with packs; none by default.
-            record: the manifest to which the backend writes the ops that have no kernel.
+            record: the file in which the backend records graphs.
             buffers: `device` or `host`: the memory of tensors; the backend chooses by default.
             log: the level of the backend's log on stderr.
             cores: the number of NeuronCores.
@@ -334,6 +336,16 @@ def build_manifest(file: Path, folder: Path) -> BuiltPack:
     return pack
 
 
+def build_recording(recording: Path, folder: Path) -> BuiltPack:
+    """Builds the kernels of a recording of the backend.
+
+    Raises:
+        RuntimeError: a kernel can't be built.
+    """
+    with builder().lock:
+        return build_manifest(recordings.manifest_of(recording, target()), folder)
+
+
 def derive(
     programs: Programs,
     model: Path,
@@ -421,18 +433,14 @@ def ran(log: str) -> Ran:
     return result
 
 
-_MISSING = re.compile(r"ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
-
-
 def missing_node(line: str) -> tuple[str, str | None] | None:
     """Returns the manifest entry of a node without a kernel, and why none can be built, or None; from a line of the log at level 2."""
-    match = _MISSING.search(line)
-    return (match["node"], match["reason"]) if match else None
+    return recordings.missing_of(line, builder().catalog)
 
 
 def op_of_node(node: str) -> str:
     """Returns the op of a manifest entry, by kernelgen's name."""
-    match = re.match(r'\{op: "(\w+)"', node)
+    match = re.match(r'(?:\{op: ")?(\w+)', node)
     return match[1] if match else node
 
 

@@ -19,14 +19,12 @@ from regenerate import (
     lint_rules,
     log_lines,
     manifest_schema,
-    op_table,
     targets,
     token_table,
 )
 
 FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/select/costs.inc": lambda _: costs.render(),
-    "backend/ggml-neuron/report/op_table.inc": lambda _: op_table.render(),
     "backend/ggml-neuron/select/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "backend/simulator/src/instances.inc": lambda _: targets.instances(),

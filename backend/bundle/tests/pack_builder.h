@@ -104,8 +104,6 @@ struct pack {
     uint32_t            version = 3;
     std::vector<value>  values;
     std::vector<tensor> tensors;
-    uint64_t            extra_values  = 0;  // counted in the header, but absent
-    uint64_t            extra_tensors = 0;
 
     value & at(const std::string & key) {
         for (value & v : values) {
@@ -122,8 +120,7 @@ struct pack {
     void erase(const std::string & key) { values.erase(values.begin() + (&at(key) - values.data())); }
 
     std::string bytes() const {
-        std::string out = magic + raw(version) + raw<uint64_t>(tensors.size() + extra_tensors) +
-                          raw<uint64_t>(values.size() + extra_values);
+        std::string out = magic + raw(version) + raw<uint64_t>(tensors.size()) + raw<uint64_t>(values.size());
         for (const value & v : values) {
             out += text(v.key) + raw(v.type) + v.bytes;
         }

@@ -120,10 +120,9 @@ struct neuron_memory {
     std::string set(uint8_t value, size_t offset, size_t n);
 
     // locked. Each waits, with the mutex unlocked, for launches that use the bytes, and reports a failure. Reading
-    // bytes that a failed launch poisoned is a failure. `before` is the number of the calling job: it waits only for
-    // earlier work.
-    NRT_STATUS write_locked(const void * data, size_t offset, size_t n, uint64_t before = NEURON_LAST);
-    NRT_STATUS read_locked(void * data, size_t offset, size_t n, uint64_t before = NEURON_LAST);
+    // bytes that a failed launch poisoned is a failure.
+    NRT_STATUS write_locked(const void * data, size_t offset, size_t n);
+    NRT_STATUS read_locked(void * data, size_t offset, size_t n);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
 
     // locked. Returns the last failure.
@@ -132,7 +131,7 @@ struct neuron_memory {
   private:
     NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
     bool       wait_to_write_staged();
-    void       wait_to_write(size_t offset, size_t n, uint64_t before);
+    void       wait_to_write(size_t offset, size_t n);
 
     std::string failure;  // the last one
 };
@@ -273,49 +272,30 @@ struct neuron_core {
                                bool &                 broken);
 
     // locked. Launches a kernel, and loads its model again if it was evicted; reports a failure to do so. `node`
-    // describes the computed node. Waits, with the mutex unlocked, while the queue is full. Becomes a job if jobs are
-    // queued. Returns an earlier failed launch's status, if the stream has one.
+    // describes the computed node. Waits, with the mutex unlocked, while the queue is full. Returns an
+    // earlier failed launch's status, if the stream has one.
     NRT_STATUS execute(neuron_bound_launch & bound_launch, neuron_stream & stream, const char * node);
 
     // locked. Writes the staged bytes of all memories. Call it before a graph is launched.
     NRT_STATUS write_staged();
 
-    // locked. Does work on some memory at once, or queues it as a job behind other jobs.
-    NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work);
-
     // locked. Writes, and copies within the core's memory, in order with a stream's launches.
     NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, std::vector<uint8_t> data);
     NRT_STATUS copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
-
-    // locked. The same for work that is in order already: `number` is the calling job's, or NEURON_LAST. Queues the
-    // transfer in the runtime if it can.
-    NRT_STATUS write(neuron_stream &        stream,
-                     uint64_t               graph,
-                     const neuron_operand & to,
-                     std::vector<uint8_t>   data,
-                     uint64_t               number);
 
     // locked. Waits for the stream's launches. Returns and clears the status of the first one that failed, for the
     // caller of the current graph.
     NRT_STATUS finish(neuron_stream & stream);
 
-    // locked. Copies within the core's memory. `before` is the number of the calling job: it waits only for earlier
-    // work.
-    NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to, uint64_t before = NEURON_LAST);
+    // locked. Copies within the core's memory.
+    NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to);
 
-    // Makes a stream wait for another core's work up to a number. Returns at once.
-    void wait_for(neuron_stream & stream, neuron_core & other, uint64_t number);
-
-    // Copies from another core's memory after that core has computed it, in order with a stream's launches. Returns at
-    // once.
+    // Copies from another core's memory, through the host, after that core has computed it. A failure counts as one of
+    // the stream's launches.
     void copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
 
   private:
-    NRT_STATUS            try_launch(neuron_bound_launch & bound_launch,
-                                     neuron_stream &       stream,
-                                     uint64_t              graph,
-                                     uint64_t              number,
-                                     const std::string &   node);
+    NRT_STATUS try_launch(neuron_bound_launch & bound_launch, neuron_stream & stream, const std::string & node);
     std::vector<uint64_t> ids_of_staged() const;
     NRT_STATUS            load(neuron_model & model, std::string & message, bool make_room = true);
     bool                  is_refused(const neuron_model & model) const;

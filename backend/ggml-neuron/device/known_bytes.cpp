@@ -66,17 +66,15 @@ std::shared_ptr<const uint8_t> neuron_recall_known(const neuron_operand & from) 
     return known;
 }
 
-NRT_STATUS neuron_recall(const neuron_operand & from, std::shared_ptr<const uint8_t> & data, uint64_t before) {
-    // by the time a job runs, later launches may already have changed the bytes
-    const bool in_order = before == NEURON_LAST;
-    data                = in_order ? neuron_recall_known(from) : nullptr;
+NRT_STATUS neuron_recall(const neuron_operand & from, std::shared_ptr<const uint8_t> & data) {
+    data = neuron_recall_known(from);
     if (data) {
         return NRT_SUCCESS;
     }
     g_metrics.read_back.fetch_add(1, std::memory_order_relaxed);
     const auto       bytes  = std::make_shared<std::vector<uint8_t>>(from.size);
-    const NRT_STATUS status = from.memory->read_locked(bytes->data(), from.offset, from.size, before);
-    if (status == NRT_SUCCESS && in_order) {
+    const NRT_STATUS status = from.memory->read_locked(bytes->data(), from.offset, from.size);
+    if (status == NRT_SUCCESS) {
         from.memory->known.set(from.offset, bytes->data(), from.size);
     }
     data = { bytes, bytes->data() };

@@ -57,7 +57,6 @@ neuron_launch_queue::neuron_launch_queue(const neuron_nrt & nrt, int vnc, std::m
     has_events(nrt.nrta_event_register_seq_id_completion != nullptr) {}
 
 neuron_launch_queue::~neuron_launch_queue() {
-    stop();
     for (const int event : events) {
         close(event);
     }
@@ -111,8 +110,6 @@ void neuron_launch_queue::wait_for_queue() {
 
 NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
                                        neuron_stream &       stream,
-                                       uint64_t              graph,
-                                       uint64_t              number,
                                        const std::string &   node) {
     if (!poisoned.empty()) {
         if (reads_poisoned(bound_launch, node.c_str())) {
@@ -125,16 +122,13 @@ NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
         }
     }
     note_changes(bound_launch.uses);
-    if (number == NEURON_LAST) {
-        number = stream.last = ++last_number;
-    }
     auto q          = std::make_unique<request>();
     q->bound_launch = &bound_launch;
     q->stream       = &stream;
-    q->graph        = graph;
+    q->graph        = stream.graph;
     q->node         = node;
-    q->number       = number;
-    q->begin        = neuron_profiling() ? neuron_profile_time() : 0;
+    q->number = stream.last = ++last_number;
+    q->begin                = neuron_profiling() ? neuron_profile_time() : 0;
     n_launched++;
     return depth > 1 ? schedule(bound_launch, *q.release()) : execute(bound_launch, *q.release());
 }
@@ -179,7 +173,7 @@ NRT_STATUS neuron_launch_queue::transfer(std::unique_ptr<request> q,
     neuron_stream & stream = *q->stream;
     request &       made   = *q;
     for (;;) {
-        while (wait_for_conflict(made.transferred, made.number, &stream)) {
+        while (wait_for_conflict(made.transferred, &stream)) {
             // another thread may have queued more meanwhile
         }
         if (stream.failed != NRT_SUCCESS) {
@@ -213,22 +207,15 @@ NRT_STATUS neuron_launch_queue::transfer(std::unique_ptr<request> q,
         }
     }
     note_changes(made.transferred);
-    if (made.number == NEURON_LAST) {
-        made.number = stream.last = ++last_number;
-    }
+    made.number = stream.last = ++last_number;
     transfers.pending.push_back(std::move(q));
     return NRT_SUCCESS;
 }
 
-NRT_STATUS neuron_launch_queue::copy(const neuron_operand & from,
-                                     const neuron_operand & to,
-                                     neuron_stream &        stream,
-                                     uint64_t               graph,
-                                     uint64_t               number) {
+NRT_STATUS neuron_launch_queue::copy(const neuron_operand & from, const neuron_operand & to, neuron_stream & stream) {
     auto q         = std::make_unique<request>();
     q->stream      = &stream;
-    q->graph       = graph;
-    q->number      = number;
+    q->graph       = stream.graph;
     q->transferred = {
         { from.memory, from.offset, from.size, false },
         { to.memory,   to.offset,   from.size, true  },
@@ -239,15 +226,10 @@ NRT_STATUS neuron_launch_queue::copy(const neuron_operand & from,
     });
 }
 
-NRT_STATUS neuron_launch_queue::write(std::vector<uint8_t>   data,
-                                      const neuron_operand & to,
-                                      neuron_stream &        stream,
-                                      uint64_t               graph,
-                                      uint64_t               number) {
+NRT_STATUS neuron_launch_queue::write(std::vector<uint8_t> data, const neuron_operand & to, neuron_stream & stream) {
     auto q         = std::make_unique<request>();
     q->stream      = &stream;
-    q->graph       = graph;
-    q->number      = number;
+    q->graph       = stream.graph;
     q->data        = std::move(data);
     q->transferred = {
         { to.memory, to.offset, q->data.size(), true },
@@ -258,24 +240,19 @@ NRT_STATUS neuron_launch_queue::write(std::vector<uint8_t>   data,
     });
 }
 
-uint64_t neuron_launch_queue::last_transfer(const std::vector<neuron_use> & uses,
-                                            uint64_t                        before,
-                                            const neuron_stream *           own) const {
+uint64_t neuron_launch_queue::last_transfer(const std::vector<neuron_use> & uses, const neuron_stream * own) const {
     uint64_t number = 0;
     for (const auto & q : transfers.pending) {
-        const bool conflicting = q->number < before && q->stream != own &&
-                                 std::any_of(
-                                     q->transferred.begin(), q->transferred.end(),
-                                     [&](const neuron_use & use) { return conflicts(uses, use); });
-        number                 = conflicting ? q->number : number;
+        const bool conflicting =
+            q->stream != own && std::any_of(q->transferred.begin(), q->transferred.end(),
+                                            [&](const neuron_use & use) { return conflicts(uses, use); });
+        number = conflicting ? q->number : number;
     }
     return number;
 }
 
-bool neuron_launch_queue::wait_for_transfer(const std::vector<neuron_use> & uses,
-                                            uint64_t                        before,
-                                            const neuron_stream *           own) {
-    const uint64_t number = last_transfer(uses, before, own);
+bool neuron_launch_queue::wait_for_transfer(const std::vector<neuron_use> & uses, const neuron_stream * own) {
+    const uint64_t number = last_transfer(uses, own);
     if (number) {
         wait_completed(transfers, number);
         reap();
@@ -460,16 +437,14 @@ neuron_launch_queue::answer neuron_launch_queue::wait_completed(nrta_seq_t seq) 
 void neuron_launch_queue::wait_for(uint64_t number) {
     for (;;) {
         reap();
-        const bool waits =
-            (!jobs.empty() && jobs.front()->number <= number) || (!fences.empty() && fences.front().number <= number);
         const auto pends = [number](const request_queue & queue) {
             return std::any_of(queue.pending.begin(), queue.pending.end(),
                                [number](const auto & q) { return q->number <= number; });
         };
-        if (!waits && !pends(launches) && !pends(transfers)) {
+        if (!pends(launches) && !pends(transfers)) {
             return;
         }
-        if (waits || depth == 1) {
+        if (depth == 1) {
             changed.wait(mutex);
             continue;
         }
@@ -489,40 +464,29 @@ void neuron_launch_queue::wait_completed(const request_queue & queue, uint64_t n
     }
 }
 
-// Returns the number of the last conflicting launch, job or fence before `before` that an access must wait for, or 0.
-uint64_t neuron_launch_queue::last_conflict(const neuron_use & use, uint64_t before) const {
-    uint64_t   number = 0;
-    const auto look   = [&](uint64_t other, bool conflicts) {
-        number = conflicts && other < before ? std::max(number, other) : number;
-    };
+// Returns the number of the last launch that an access must wait for, or 0.
+uint64_t neuron_launch_queue::last_conflict(const neuron_use & use) const {
+    uint64_t number = 0;
     for (const auto & q : launches.pending) {
-        look(q->number, conflicts(q->bound_launch->uses, use));
-    }
-    for (const auto & j : jobs) {
-        look(j->number, conflicts(j->uses, use));
-    }
-    for (const fence & h : fences) {
-        look(h.number, conflicts(h.use, use));
+        number = conflicts(q->bound_launch->uses, use) ? q->number : number;
     }
     return number;
 }
 
 // Returns false when there is nothing to wait for; the mutex stays locked then. `own`: transfers of this stream do not
 // count.
-bool neuron_launch_queue::wait_for_conflict(const std::vector<neuron_use> & uses,
-                                            uint64_t                        before,
-                                            const neuron_stream *           own) {
+bool neuron_launch_queue::wait_for_conflict(const std::vector<neuron_use> & uses, const neuron_stream * own) {
     for (const neuron_use & use : uses) {
-        if (const uint64_t number = last_conflict(use, before)) {
+        if (const uint64_t number = last_conflict(use)) {
             wait_for(number);
             return true;
         }
     }
-    return wait_for_transfer(uses, before, own);
+    return wait_for_transfer(uses, own);
 }
 
-void neuron_launch_queue::wait_for_use(const neuron_use & use, uint64_t before) {
-    while (wait_for_conflict({ use }, before, nullptr)) {
+void neuron_launch_queue::wait_for_use(const neuron_use & use) {
+    while (wait_for_conflict({ use }, nullptr)) {
         // another thread may have queued more meanwhile
     }
 }
@@ -533,73 +497,6 @@ bool neuron_launch_queue::uses(const void * model, uint64_t & number) const {
         number = q->bound_launch->model == model ? q->number : number;
     }
     return number > 0;
-}
-
-//
-// jobs
-//
-
-bool neuron_launch_queue::is_fenced(const std::vector<neuron_use> & uses, uint64_t before) const {
-    return std::any_of(fences.begin(), fences.end(),
-                       [&](const fence & h) { return h.number < before && conflicts(uses, h.use); });
-}
-
-bool neuron_launch_queue::must_queue(const std::vector<neuron_use> & uses) const {
-    return !jobs.empty() || is_fenced(uses, NEURON_LAST);
-}
-
-void neuron_launch_queue::queue(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work) {
-    note_changes(uses);
-    stream.last = ++last_number;
-    n_jobs++;
-    jobs.push_back(std::make_unique<job>(job{ last_number, std::move(uses), &stream, stream.graph, std::move(work) }));
-    if (!worker.joinable()) {
-        worker = std::thread(&neuron_launch_queue::work, this);
-    }
-    changed.notify_all();
-}
-
-uint64_t neuron_launch_queue::add_fence(const neuron_use & use) {
-    fences.push_back({ ++last_number, use });
-    return last_number;
-}
-
-void neuron_launch_queue::remove_fence(uint64_t number) {
-    fences.erase(std::find_if(fences.begin(), fences.end(), [&](const fence & h) { return h.number == number; }));
-    changed.notify_all();
-}
-
-// The thread's function. A job stays in the queue until it is done, so that others wait for it.
-void neuron_launch_queue::work() {
-    std::unique_lock<std::mutex> lock(mutex);
-    while (!stopping || !jobs.empty()) {
-        if (jobs.empty() || is_fenced(jobs.front()->uses, jobs.front()->number)) {
-            changed.wait(lock);
-            continue;
-        }
-        job &            j      = *jobs.front();
-        const NRT_STATUS status = j.work(j.number);
-        if (status != NRT_SUCCESS) {
-            poison(j.uses, *j.stream, j.graph, status);
-        }
-        jobs.pop_front();
-        changed.notify_all();
-    }
-}
-
-void neuron_launch_queue::stop() {
-    std::thread ended;
-    {
-        const std::lock_guard<std::mutex> lock(mutex);
-        stopping = true;
-        ended    = std::move(worker);
-        changed.notify_all();
-    }
-    if (ended.joinable()) {
-        ended.join();
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    stopping = false;
 }
 
 //

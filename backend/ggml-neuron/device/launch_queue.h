@@ -1,4 +1,4 @@
-// The queues of one NeuronCore: launches and transfers in flight, queued jobs, and waiting for them.
+// The queues of one NeuronCore: launches and transfers in flight, and waiting for them.
 //
 // A core computes launches in the order in which they are launched, so the host may launch a kernel while the kernel
 // that computes its inputs is in flight. The host has no such order: before it reads or writes device memory, or frees
@@ -8,13 +8,6 @@
 // Transfers are copies and writes that a graph needs around its launches. The runtime has a queue of its own for them,
 // and keeps the order within each queue, and not between two. So a transfer waits on the host for launches that use its
 // bytes, and a launch for transfers. Transfers that follow one another do not wait.
-//
-// Work that must wait for another core is a job: a copy from there, or an event. A stream's work behind a job is also a
-// job. A thread of the core runs its jobs in order, each after the work that it waits for, and the thread that queues a
-// job continues at once. While no jobs are queued, launches go straight to the runtime.
-//
-// All queued work of all cores has one order in time: a job and its fence on another core are queued with both mutexes
-// held. Each waits only for work that was queued before it, so there is no deadlock.
 //
 // With nrta_execute_schedule (SDK 2.29 and later) up to GGML_NEURON_QUEUE_DEPTH launches are in flight. Without it, or
 // with a depth of 1, nrt_execute computes one at a time, and transfers are calls that the host waits for.
@@ -32,7 +25,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 struct neuron_memory;
@@ -60,19 +52,13 @@ struct neuron_stream {
 
     // Guarded by the core's mutex.
     NRT_STATUS failed = NRT_SUCCESS;  // the status of the first launch that failed
-    uint64_t   last   = 0;            // the number of its last launch or job
+    uint64_t   last   = 0;            // the number of its last launch or transfer
     uint64_t   graph  = 0;            // the number of the current graph
 };
 
 // The most launches in flight on a core, unless GGML_NEURON_QUEUE_DEPTH sets another number. AWS advises two or three
 // queued requests.
 constexpr size_t NEURON_QUEUE_DEPTH = 3;
-
-// The number of work that is not queued: everything in the queue is before it.
-constexpr uint64_t NEURON_LAST = UINT64_MAX;
-
-// The work of a job. It runs with the core's mutex locked, and may unlock it. `number` is the job's number.
-using neuron_work = std::function<NRT_STATUS(uint64_t number)>;
 
 // Unlocks a mutex during its lifetime.
 struct neuron_unlocked {
@@ -97,9 +83,6 @@ class neuron_launch_queue {
     // Returns whether a launch may still be in flight when `launch` returns.
     bool is_queue() const { return depth > 1; }
 
-    // Ends the thread that runs jobs. There must be no jobs left, and the caller must not hold the core's mutex.
-    void stop();
-
     // The caller of the functions below holds the core's mutex. Functions that wait unlock it meanwhile.
 
     // Returns whether the number of launches in flight is at its limit.
@@ -111,64 +94,35 @@ class neuron_launch_queue {
     // Waits while the runtime's own queue is full.
     void wait_for_queue();
 
-    // Launches a bound kernel, whose model is loaded, for a graph of the stream. Returns the status at the launch: a
-    // later failure sets `stream.failed`. NRT_QUEUE_FULL: nothing was launched. A launch that would read poisoned bytes
-    // fails instead. `node` describes the computed node; `number` is the launching job's number, or NEURON_LAST.
-    NRT_STATUS launch(neuron_bound_launch & bound_launch,
-                      neuron_stream &       stream,
-                      uint64_t              graph,
-                      uint64_t              number,
-                      const std::string &   node);
+    // Launches a bound kernel, whose model is loaded, for the stream's graph. Returns the status at the launch: a later
+    // failure sets `stream.failed`. NRT_QUEUE_FULL: nothing was launched. A launch that would read poisoned bytes fails
+    // instead. `node` describes the computed node.
+    NRT_STATUS launch(neuron_bound_launch & bound_launch, neuron_stream & stream, const std::string & node);
 
     // Returns whether the runtime queues transfers.
     bool queues_transfers() const { return is_queue() && nrt.nrta_tensor_copy && nrt.nrta_tensor_write; }
 
-    // Queue a transfer for a graph of the stream, with the statuses of `launch`: a copy of `from.size` bytes within the
+    // Queue a transfer for the stream's graph, with the statuses of `launch`: a copy of `from.size` bytes within the
     // core's memory, and a write. They wait for conflicting launches, and for room in the runtime's queue.
-    NRT_STATUS copy(const neuron_operand & from,
-                    const neuron_operand & to,
-                    neuron_stream &        stream,
-                    uint64_t               graph,
-                    uint64_t               number);
-    NRT_STATUS write(std::vector<uint8_t>   data,
-                     const neuron_operand & to,
-                     neuron_stream &        stream,
-                     uint64_t               graph,
-                     uint64_t               number);
+    NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to, neuron_stream & stream);
+    NRT_STATUS write(std::vector<uint8_t> data, const neuron_operand & to, neuron_stream & stream);
 
-    // Waits for a transfer before work number `before` that conflicts with these uses, other than the stream's `own`.
-    // Returns false when there is none; the mutex stays locked then.
-    bool wait_for_transfer(const std::vector<neuron_use> & uses,
-                           uint64_t                        before = NEURON_LAST,
-                           const neuron_stream *           own    = nullptr);
+    // Waits for a transfer that conflicts with these uses, other than the stream's `own`. Returns false when there is
+    // none; the mutex stays locked then.
+    bool wait_for_transfer(const std::vector<neuron_use> & uses, const neuron_stream * own = nullptr);
 
-    // Returns whether work on some memory must be queued: jobs are queued, or the work writes bytes that another core
-    // has yet to read.
-    bool must_queue(const std::vector<neuron_use> & uses) const;
-
-    // Queues a job for a stream's graph. Its failure has the effects of a failed launch: it sets the stream's status
-    // and poisons the written bytes.
-    void queue(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work);
-
-    // Blocks all writes to bytes until remove_fence, which follows the read by another core's job. Returns the fence's
-    // number. The job's read waits for work that was queued before the fence.
-    uint64_t add_fence(const neuron_use & use);
-    void     remove_fence(uint64_t number);
-
-    // Numbers of launches queued in the runtime, of launches queued while another was in flight, and of jobs.
+    // Numbers of launches queued in the runtime, and of launches queued while another was in flight.
     uint64_t queued() const { return n_launched; }
 
     uint64_t overlapping() const { return n_overlapping; }
 
-    uint64_t jobs_done() const { return n_jobs; }
-
-    // Wait for launches, transfers, jobs and fences: for all that conflict with an access by work number `before`, for all in a
-    // stream, and for all up to a number.
-    void wait_for_use(const neuron_use & use, uint64_t before = NEURON_LAST);
+    // Wait for launches and transfers: for all that conflict with an access, for all in a stream, and for all up to a
+    // number.
+    void wait_for_use(const neuron_use & use);
 
     // Returns whether an access to memory must wait.
     bool is_used(const neuron_use & use) const {
-        return last_conflict(use, NEURON_LAST) != 0 || last_transfer({ use }, NEURON_LAST, nullptr) != 0;
+        return last_conflict(use) != 0 || last_transfer({ use }, nullptr) != 0;
     }
 
     void wait_for(const neuron_stream & stream) { wait_for(stream.last); }
@@ -183,6 +137,9 @@ class neuron_launch_queue {
     // Returns whether memory lacks its computed contents, because a launch failed after its graph was reported as
     // computed.
     bool is_poisoned(const neuron_use & use) const;
+
+    // Marks bytes that failed work of a stream's graph would have written, and sets the stream's status.
+    void poison(const std::vector<neuron_use> & uses, neuron_stream & stream, uint64_t graph, NRT_STATUS status);
 
     // Removes the marks of bytes that the stream's current graph poisoned: its caller receives the failure. Marks of
     // earlier graphs stay.
@@ -217,20 +174,6 @@ class neuron_launch_queue {
         std::deque<std::unique_ptr<request>> parked;
     };
 
-    struct job {
-        uint64_t                number;
-        std::vector<neuron_use> uses;
-        neuron_stream *         stream;
-        uint64_t                graph;
-        neuron_work             work;
-    };
-
-    // Bytes that a job of another core will read.
-    struct fence {
-        uint64_t   number;
-        neuron_use use;
-    };
-
     struct poisoned_range {
         neuron_use use;
         uint64_t   stream;  // the stream's id
@@ -255,38 +198,30 @@ class neuron_launch_queue {
     void       reap(request_queue & queue);
     void       complete(request & q, NRT_STATUS status, const char * function);
     void       widen();
-    void       poison(const std::vector<neuron_use> & uses, neuron_stream & stream, uint64_t graph, NRT_STATUS status);
-    bool       is_fenced(const std::vector<neuron_use> & uses, uint64_t before) const;
-    uint64_t   last_conflict(const neuron_use & use, uint64_t before) const;
-    uint64_t   last_transfer(const std::vector<neuron_use> & uses, uint64_t before, const neuron_stream * own) const;
-    bool       wait_for_conflict(const std::vector<neuron_use> & uses, uint64_t before, const neuron_stream * own);
-    void       work();
+    uint64_t   last_conflict(const neuron_use & use) const;
+    uint64_t   last_transfer(const std::vector<neuron_use> & uses, const neuron_stream * own) const;
+    bool       wait_for_conflict(const std::vector<neuron_use> & uses, const neuron_stream * own);
     void       profile(const request & q, NRT_STATUS status);
     NRT_STATUS judge(const request & q, NRT_STATUS status, const char * function);
     int        take_event();
     void       give_back(int event, nrta_seq_t seq, bool registered);
 
-    const neuron_nrt &               nrt;
-    const int                        vnc;
-    std::mutex &                     mutex;
-    const size_t                     depth;
-    size_t                           room     = depth;  // limit of launches in the runtime's queue
-    size_t                           n_fitted = 0;      // launches completed since the queue was full or `room` grew
-    request_queue                    launches;
-    request_queue                    transfers;
-    std::deque<std::unique_ptr<job>> jobs;    // in order, behind all launches and transfers
-    std::vector<fence>               fences;  // in order
-    std::thread                      worker;  // runs the jobs; starts with the first one
-    bool                             stopping = false;
-    std::vector<poisoned_range>      poisoned;
-    std::vector<int>                 events;      // eventfds that no thread waits for
-    bool                             has_events;  // the runtime signals eventfds
-    std::condition_variable_any      changed;     // signaled when nrt_execute returns, or jobs or fences change
-    uint64_t                         last_number       = 0;
-    uint64_t                         n_launched        = 0;
-    uint64_t                         n_overlapping     = 0;
-    uint64_t                         n_jobs            = 0;
-    int64_t                          last_done         = 0;  // when the last profiled launch was found completed
-    bool                             said_not_a_number = false;
-    std::atomic<bool>                said_busy{ false };
+    const neuron_nrt &          nrt;
+    const int                   vnc;
+    std::mutex &                mutex;
+    const size_t                depth;
+    size_t                      room     = depth;  // limit of launches in the runtime's queue
+    size_t                      n_fitted = 0;      // launches completed since the queue was full or `room` grew
+    request_queue               launches;
+    request_queue               transfers;
+    std::vector<poisoned_range> poisoned;
+    std::vector<int>            events;      // eventfds that no thread waits for
+    bool                        has_events;  // the runtime signals eventfds
+    std::condition_variable_any changed;     // signaled when nrt_execute returns
+    uint64_t                    last_number       = 0;
+    uint64_t                    n_launched        = 0;
+    uint64_t                    n_overlapping     = 0;
+    int64_t                     last_done         = 0;  // when the last profiled launch was found completed
+    bool                        said_not_a_number = false;
+    std::atomic<bool>           said_busy{ false };
 };

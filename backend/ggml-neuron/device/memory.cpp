@@ -123,31 +123,30 @@ std::vector<uint64_t> neuron_core::ids_of_staged() const {
 }
 
 // Waits for launches until the host may write.
-void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
+void neuron_memory::wait_to_write(size_t offset, size_t n) {
     const neuron_use use = { this, offset, n, true };
-    core->launch_queue.wait_for_use(use, before);
+    core->launch_queue.wait_for_use(use);
     core->launch_queue.forget_poisoned(use);
     note_change(offset, n);
 }
 
-NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
-    // staged bytes are later than a job
-    const NRT_STATUS staged_status = before == NEURON_LAST ? write_staged() : NRT_SUCCESS;
+NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n) {
+    const NRT_STATUS staged_status = write_staged();
     if (staged_status != NRT_SUCCESS) {
         return staged_status;
     }
-    wait_to_write(offset, n, before);
+    wait_to_write(offset, n);
     g_metrics.traffic.add_write(n);
     return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
 }
 
-NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n, uint64_t before) {
-    const NRT_STATUS staged_status = before == NEURON_LAST ? write_staged() : NRT_SUCCESS;
+NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n) {
+    const NRT_STATUS staged_status = write_staged();
     if (staged_status != NRT_SUCCESS) {
         return staged_status;
     }
     const neuron_use use = { this, offset, n, false };
-    core->launch_queue.wait_for_use(use, before);
+    core->launch_queue.wait_for_use(use);
     if (core->launch_queue.is_poisoned(use)) {
         failure = "core " + std::to_string(core->vnc) + ": " + std::to_string(n) + " bytes at offset " +
                   std::to_string(offset) + " were not computed: a launch failed";
@@ -163,7 +162,7 @@ NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
     if (staged_status != NRT_SUCCESS) {
         return staged_status;
     }
-    wait_to_write(offset, n, NEURON_LAST);
+    wait_to_write(offset, n);
     if (core->nrt.nrt_tensor_memset) {
         return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
     }
@@ -509,15 +508,15 @@ nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t 
     return slice;
 }
 
-NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to, uint64_t before) {
+NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to) {
     for (neuron_memory * memory : { from.memory, to.memory }) {
-        const NRT_STATUS status = before == NEURON_LAST ? memory->write_staged() : NRT_SUCCESS;
+        const NRT_STATUS status = memory->write_staged();
         if (status != NRT_SUCCESS) {
             return status;
         }
     }
-    launch_queue.wait_for_use({ from.memory, from.offset, from.size, false }, before);
-    launch_queue.wait_for_use({ to.memory, to.offset, from.size, true }, before);
+    launch_queue.wait_for_use({ from.memory, from.offset, from.size, false });
+    launch_queue.wait_for_use({ to.memory, to.offset, from.size, true });
     if (launch_queue.is_poisoned({ from.memory, from.offset, from.size, false })) {
         NEURON_ERROR("core %d: %zu bytes that are to be copied were not computed: a launch failed\n", vnc, from.size);
         return NRT_EXEC_COMPLETED_WITH_ERR;
@@ -533,6 +532,6 @@ NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand &
         return status;
     }
     std::vector<uint8_t> data(from.size);
-    const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size, before);
-    return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, from.size, before);
+    const NRT_STATUS     status = from.memory->read_locked(data.data(), from.offset, from.size);
+    return status != NRT_SUCCESS ? status : to.memory->write_locked(data.data(), to.offset, from.size);
 }

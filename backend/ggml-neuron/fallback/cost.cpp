@@ -20,7 +20,7 @@ void neuron_fallback_cost::add(const ggml_tensor * node, uint64_t bytes) {
     if (bytes >= LARGE && !said) {
         said = true;
         NEURON_WARN("the CPU computes %s, which moves %s to the host or back each time\n"
-                    "to record which kernel it needs: GGML_NEURON_RECORD=FILE\n",
+                    "to record what the program computes, for kernelgen model: GGML_NEURON_RECORD=FILE\n",
                     name.c_str(), mebibytes(bytes).c_str());
     }
 }

@@ -38,6 +38,10 @@ bool neuron_has_cpu() {
     return cpu_backend() != nullptr;
 }
 
+bool neuron_cpu_computes(const ggml_tensor * op) {
+    return neuron_has_cpu() && ggml_backend_supports_op(cpu_backend(), op);
+}
+
 namespace {
 
 // A host copy of device memory while the node is computed. Overlapping tensors share one.

@@ -17,6 +17,9 @@ struct neuron_host_access {
 // Returns whether the program has ggml's CPU backend.
 bool neuron_has_cpu();
 
+// Returns whether ggml's CPU backend computes an op.
+bool neuron_cpu_computes(const ggml_tensor * op);
+
 // Computes one node on the CPU: copies its device tensors to the host and the result back. This is slow. It serves
 // nodes that would otherwise end the program: a write to device memory (the KV cache) without a kernel, or a kernel
 // that fails to load. Threads may call it concurrently for different cores; it computes one node at a time.

@@ -11,7 +11,6 @@
 #include "report/log.h"
 #include "report/metrics.h"
 #include "report/record_graphs.h"
-#include "report/record_ops.h"
 #include "report/statistics.h"
 #include "select/groups.h"
 #include "select/kernel_store.h"
@@ -34,7 +33,6 @@ static void ggml_backend_neuron_free(ggml_backend_t backend) {
     }
     ggml_backend_neuron_synchronize(backend);
     neuron_record_flush();
-    neuron_record_graphs_flush();
     delete ctx;
     delete backend;
 }
@@ -112,9 +110,7 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     if (ctx->chain && ctx->chain->append(ctx, cgraph, status)) {
         return status;
     }
-    if (neuron_recording_graphs()) {
-        neuron_record_graph(cgraph);
-    }
+    neuron_record_graph(cgraph);
     return ggml_backend_neuron_compute(*ctx, cgraph);
 }
 

@@ -151,7 +151,7 @@ NRT_STATUS neuron_chain::finish() const {
 }
 
 bool neuron_chain::append(ggml_backend_neuron_context * rank, ggml_cgraph * part, enum ggml_status & status) {
-    if (collective.empty() && !neuron_recording_graphs()) {
+    if (collective.empty() && !neuron_recording()) {
         return false;
     }
     const std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -205,7 +205,7 @@ enum ggml_status neuron_chain::flush() {
     known &    k     = chains[key];
     if (first) {
         make(taken, k);
-        if (neuron_recording_graphs()) {
+        if (neuron_recording()) {
             std::vector<ggml_cgraph *> graphs;
             for (const chain_graph & c : k.graphs) {
                 graphs.push_back(c.graph);

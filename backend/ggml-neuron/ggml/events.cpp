@@ -43,21 +43,6 @@ void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
     GGML_UNUSED(backend);
 }
 
-// Copies between cores through the host: the runtime copies only between tensors of one core.
-static void ggml_backend_neuron_cpy_between_cores(neuron_core &          core,
-                                                  neuron_stream &        stream,
-                                                  const neuron_operand & from,
-                                                  const neuron_operand & to,
-                                                  const ggml_tensor *    src) {
-    if (core.launch_queue.is_queue()) {
-        core.copy_from(stream, from, to);
-        return;
-    }
-    std::vector<uint8_t> data(from.size);
-    neuron_require(from.memory->read(data.data(), from.offset, data.size()), "reading", src);
-    neuron_require(to.memory->write(data.data(), to.offset, data.size()), "writing", src);
-}
-
 bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
                                           ggml_backend_t      backend_dst,
                                           const ggml_tensor * src,
@@ -76,8 +61,9 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
     const size_t size = ggml_nbytes(src);
     if (from) {
         auto * ctx = (ggml_backend_neuron_context *) backend_dst->context;
-        ggml_backend_neuron_cpy_between_cores(*to->core, ctx->stream, { from->memory, from->offset_of(src), size },
-                                              { to->memory, to->offset_of(dst), size }, src);
+        // On a thread of its own this copy was measured to deadlock with collectives.
+        to->core->copy_from(ctx->stream, { from->memory, from->offset_of(src), size },
+                            { to->memory, to->offset_of(dst), size });
         return true;
     }
     // another backend may not have computed this host memory yet
@@ -101,10 +87,6 @@ struct ggml_backend_neuron_event_context {
     uint64_t      number = 0;  // the awaited launch; guarded by the core's mutex
 };
 
-static bool ggml_backend_neuron_is_event(ggml_backend_event_t event) {
-    return event->device->iface.event_new == ggml_backend_neuron_device_event_new;
-}
-
 void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
     neuron_flush_chains();
     GGML_ASSERT(event->device == backend->device && "a backend records events of its own device");
@@ -122,23 +104,11 @@ void ggml_backend_neuron_device_event_synchronize(ggml_backend_dev_t dev, ggml_b
     GGML_UNUSED(dev);
 }
 
-// A core works in order, so it never waits for itself. For an event of another kind of device the thread waits.
+// A core works in order, so it never waits for itself.
 void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
-    if (event->device == backend->device) {
-        return;
-    }
-    if (!ggml_backend_neuron_is_event(event)) {
+    if (event->device != backend->device) {
         ggml_backend_event_synchronize(event);
-        return;
     }
-    auto *   ctx      = (ggml_backend_neuron_context *) backend->context;
-    auto *   recorded = (ggml_backend_neuron_event_context *) event->context;
-    uint64_t number;
-    {
-        std::lock_guard<std::mutex> lock(recorded->core->mutex);
-        number = recorded->number;
-    }
-    ctx->device->core->wait_for(ctx->stream, *recorded->core, number);
 }
 
 ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev) {

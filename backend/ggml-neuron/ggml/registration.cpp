@@ -16,7 +16,7 @@
 #include "report/environment.h"
 #include "report/log.h"
 #include "report/metrics.h"
-#include "report/record_ops.h"
+#include "report/record_graphs.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
 #include "targets.h"
@@ -304,7 +304,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
         ggml_backend_neuron_no_devices(named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
                                              : "no kernels" NEURON_NEXT_LINE
                                                "GGML_NEURON_KERNEL_DIR names where they are" NEURON_NEXT_LINE
-                                               "to record the ops that a program computes: GGML_NEURON_RECORD=FILE");
+                                               "to record the graphs that a program computes: GGML_NEURON_RECORD=FILE");
         return false;
     }
     return true;

@@ -1,14 +1,12 @@
 #include "ggml/supports.h"
 
-#include "../../bundle/src/hash.h"
 #include "fallback/cpu.h"
 #include "ggml-impl.h"
 #include "ggml/buffers.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
 #include "report/log.h"
-#include "report/manifest_text.h"
-#include "report/record_ops.h"
+#include "report/record_graphs.h"
 #include "report/statistics.h"
 #include "select/groups.h"
 #include "select/sampler_probe.h"
@@ -17,14 +15,10 @@
 #include "weights/weights.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <set>
 #include <stdexcept>
-#include <string>
-#include <tuple>
 #include <vector>
 
 // llama.cpp decides where to put a weight by calling supports_op for an artificial op on it: 512 tokens, parameters all
@@ -63,8 +57,13 @@ static bool neuron_wants_any_layout(const ggml_backend_neuron_device_context * d
     return wants;
 }
 
-// Returns whether the device takes a weight. While ops are recorded, weights go where the kernels that can be built
-// will require them.
+// Returns whether the device takes an op for its recording: the CPU computes it, and the program then computes the same
+// graphs as it will with the kernels.
+static bool neuron_records(const ggml_tensor * op) {
+    return neuron_recording() && neuron_cpu_computes(op);
+}
+
+// Returns whether the device takes a weight. While graphs are recorded, it takes all weights in ggml's form.
 static bool neuron_takes_weight(const ggml_backend_neuron_device_context * device,
                                 const ggml_tensor *                        op,
                                 const ggml_tensor *                        weight) {
@@ -84,41 +83,11 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
         // llama.cpp calls supports_op for attention's sinks with a SCALE op. Sinks on the CPU would end a part of the
         // graph before attention.
         const bool sinks = op->op == GGML_OP_SCALE && store.has_sinks(weight->ne[0]);
-        takes            = !neuron_wants_any_layout(device, op, weight) &&
-                           (sinks || store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+        takes =
+            !neuron_wants_any_layout(device, op, weight) && (sinks || store.has_signature(op) || neuron_records(op));
     }
     neuron_note_weight(op, weight, takes);
     return takes;
-}
-
-// Returns whether some kernel of an op takes a weight, one of its sources, as a whole or as a device's part, cut along
-// one axis.
-static bool neuron_has_kernel_for_parts(const ggml_tensor * op, const ggml_tensor * weight) {
-    const auto src   = std::find(op->src, op->src + GGML_MAX_SRC, weight) - op->src;
-    bool       found = false;
-    ggml_backend_neuron_shared().kernels.for_each(
-        nk::hash_op(ggml_op_desc(op)), [&](const char *, const neuron_signature & kernel) {
-            const neuron_kernels_tensor & part = kernel.tensors[src];
-            if (found || src >= kernel.n_src || part.type != (int32_t) weight->type) {
-                return;
-            }
-            int n_cut = 0;
-            for (int i = 0; i < GGML_MAX_DIMS; i++) {
-                n_cut += part.ne[i] < weight->ne[i] ? 1 : part.ne[i] > weight->ne[i] ? GGML_MAX_DIMS : 0;
-            }
-            found = n_cut <= 1;
-        });
-    return found;
-}
-
-// Returns whether no message has named such an op on a weight like this one yet.
-static bool neuron_is_news(const ggml_tensor * op, const ggml_tensor * weight) {
-    static std::mutex                                                                 mutex;
-    static std::set<std::tuple<std::string, int, std::array<int64_t, GGML_MAX_DIMS>>> said;
-    std::array<int64_t, GGML_MAX_DIMS>                                                ne;
-    std::copy(weight->ne, weight->ne + GGML_MAX_DIMS, ne.begin());
-    const std::lock_guard<std::mutex> lock(mutex);
-    return said.emplace(ggml_op_desc(op), (int) weight->type, ne).second;
 }
 
 // Returns whether devices take parts of a weight (-sm tensor). The meta backend has no other backend for an op on
@@ -131,68 +100,42 @@ static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weigh
                      "set GGML_NEURON_BUFFERS=device\n");
         throw std::runtime_error("-sm tensor needs device memory: set GGML_NEURON_BUFFERS=device");
     }
-    const bool known = ggml_backend_neuron_shared().kernels.has_signature(op);
-    const bool takes = known || neuron_has_cpu();
-    if (takes && !neuron_recording() && !(known && neuron_has_kernel_for_parts(op, weight)) &&
-        neuron_is_news(op, weight)) {
-        NEURON_WARN("no kernel computes %s with weights like %s, (%lld,%lld,%lld,%lld)/%s, or parts of them: the CPU "
-                    "does, for each core "
-                    "(-sm tensor)\n",
-                    ggml_op_desc(op), weight->name, (long long) weight->ne[0], (long long) weight->ne[1],
-                    (long long) weight->ne[2], (long long) weight->ne[3], ggml_type_name(weight->type));
-    }
+    const bool takes = ggml_backend_neuron_shared().kernels.has_signature(op) || neuron_has_cpu();
     neuron_note_weight(op, weight, takes);
     return takes;
 }
 
-// A device's answer for a node.
-struct neuron_opinion {
-    bool has_kernel = false;  // and the kernel is not broken on the core
-    bool is_member  = false;  // of a group with usable kernels, or of such a group for another number of tokens
-
-    bool is_known() const { return has_kernel || is_member; }
-};
-
-// Returns a device's answer. If a bundle has no kernel for the node alone, the CPU computes it in graphs in which it is
-// in no group.
-static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+// Returns whether a device has usable kernels for a node, or for a group with it, or for such a group for another number
+// of tokens. If a bundle has no kernel for the node alone, the CPU computes it in graphs in which it is in no group.
+static bool neuron_has_kernel(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
     const auto                  answer = store.answer(op);
-    neuron_opinion              opinion;
-    const auto                  is_broken = [device](const neuron_kernel & kernel) {
-        return device->core->is_broken(kernel);
-    };
-    if (answer->group) {
-        opinion.has_kernel = std::none_of(answer->group.pieces.begin(), answer->group.pieces.end(),
-                                          [&](const neuron_group_piece & piece) { return is_broken(piece.kernel); });
-    } else {
-        const std::vector<neuron_kernel> kernels = store.select_in_attention(op);
-        opinion.has_kernel = !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), is_broken);
+    if (answer->member && device->fusion.is_enabled() && neuron_has_cpu()) {
+        return true;
     }
-    opinion.is_member = answer->member && device->fusion.is_enabled() && neuron_has_cpu();
-    return opinion;
+    const std::vector<neuron_kernel> kernels = answer->group ? answer->group.kernels() : store.select_in_attention(op);
+    return !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), [device](const neuron_kernel & kernel) {
+        return device->core->is_broken(kernel);
+    });
 }
 
 // Returns whether kernels compute a node. For a node of llama.cpp's probe of a sampler, answers for the kernels' own
 // numbers of candidates. For attention to more cells than any kernel's, answers for calls that attend to fewer: if
 // llama.cpp reserves memory for a whole cache and the answer is no, it turns flash attention off (-fa auto).
 static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    if (neuron_opinion_of(device, op).is_known() ||
-        (neuron_has_cpu() && ggml_backend_neuron_shared().kernels.fewer_cells(op))) {
+    if (neuron_has_kernel(device, op) || (neuron_has_cpu() && ggml_backend_neuron_shared().kernels.fewer_cells(op))) {
         return true;
     }
     const int64_t             probed     = neuron_probed_candidates(op);
     const std::set<int64_t> & candidates = ggml_backend_neuron_shared().kernels.candidates();
     return probed && std::any_of(candidates.begin(), candidates.end(), [&](int64_t n) {
                const neuron_probe_node resized(op, probed, n);
-               return neuron_opinion_of(device, &resized.node).is_known();
+               return neuron_has_kernel(device, &resized.node);
            });
 }
 
-// Returns whether the device computes a node. While ops are recorded, an op whose kernel can be built counts as built,
-// although the CPU computes it: the program then requests the same ops as it will with the kernels.
 static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    return neuron_is_known(device, op) || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+    return neuron_is_known(device, op) || neuron_records(op);
 }
 
 // Returns whether the tensors that an op changes are in the device's memory: ggml's scheduler would copy others, and
@@ -264,8 +207,9 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;
     }
-    if (!neuron_is_known(device, op)) {
-        neuron_note_missing(op);
+    neuron_record_probe(op);
+    if (neuron_log_repeats() && !neuron_is_known(device, op)) {
+        NEURON_DEBUG("no kernel for %s\n", neuron_node_line(op).c_str());
     }
     const bool computed = neuron_computes(device, op);
     if (!computed) {

@@ -2,7 +2,6 @@
 
 #include "plan/placement.h"
 #include "report/log.h"
-#include "report/record_ops.h"
 #include "select/groups.h"
 #include "select/tensors.h"
 #include "select/unfused_attention.h"
@@ -123,12 +122,6 @@ std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *        
             candidates.back().known = nothing;
         }
         find_attention(kernels, cgraph, candidates);
-    }
-    for (const neuron_candidate & c : candidates) {
-        const ggml_tensor * node = cgraph->nodes[c.node];
-        if (!c.group() && !neuron_is_zero(node) && !neuron_is_all_reduce(node)) {
-            neuron_note_missing(node);
-        }
     }
     if (!unmet) {
         warn_of_streams(cgraph, kernels, candidates);

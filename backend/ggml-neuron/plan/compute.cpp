@@ -5,7 +5,6 @@
 #include "ggml/buffers.h"
 #include "report/log.h"
 #include "report/metrics.h"
-#include "report/record_ops.h"
 
 #include <cstring>
 #include <memory>
@@ -53,7 +52,6 @@ static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tens
         return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;
     };
     g_metrics.cpu[node->op]++;
-    neuron_note_executed(node);
     const enum ggml_status status = neuron_compute_on_cpu(node, access);
     g_metrics.fallback.add(node, moved);
     return status;
@@ -83,21 +81,12 @@ static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_t
 // locked. Writes data that the host computes.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
     // known bytes are in order with all launches
-    const std::shared_ptr<const uint8_t> known = m.from.memory ? neuron_recall_known(m.from) : nullptr;
-    if (known || !m.from.memory) {
-        return core.write(stream, m.to, neuron_made(m, m.mask, known ? known.get() : m.host()));
+    if (!m.from.memory) {
+        return core.write(stream, m.to, neuron_made(m, m.mask, m.host()));
     }
-    const std::vector<neuron_use> uses = {
-        { m.from.memory, m.from.offset, m.from.size, false },
-        { m.to.memory,   m.to.offset,   m.to.size,   true  },
-    };
-    // the tensor may be gone when the job runs
-    return core.in_order(stream, uses, [&core, &stream, graph = stream.graph, m, mask = *m.mask](uint64_t number) {
-        std::shared_ptr<const uint8_t> data;
-        const NRT_STATUS               status = neuron_recall(m.from, data, number);
-        return status != NRT_SUCCESS ? status
-                                     : core.write(stream, graph, m.to, neuron_made(m, &mask, data.get()), number);
-    });
+    std::shared_ptr<const uint8_t> data;
+    const NRT_STATUS               status = neuron_recall(m.from, data);
+    return status != NRT_SUCCESS ? status : core.write(stream, m.to, neuron_made(m, m.mask, data.get()));
 }
 
 // locked. Copies a tensor into the layout of a kernel.
@@ -105,43 +94,25 @@ static NRT_STATUS neuron_lay_out(neuron_core & core, neuron_stream & stream, con
     if (!c.home.memory) {
         return core.write(stream, c.core, c.laid->lay_out((const uint8_t *) c.tensor->data));
     }
-    const std::vector<neuron_use> uses = {
-        { c.home.memory, c.home.offset, c.home.size, false },
-        { c.core.memory, c.core.offset, c.core.size, true  },
-    };
-    return core.in_order(stream, uses, [&core, &stream, graph = stream.graph, c](uint64_t number) {
-        std::vector<uint8_t> data(c.home.size);
-        const NRT_STATUS     status = c.home.memory->read_locked(data.data(), c.home.offset, c.home.size, number);
-        if (status != NRT_SUCCESS) {
-            return status;
-        }
-        return core.write(stream, graph, c.core, c.laid->lay_out(data.data()), number);
-    });
+    std::vector<uint8_t> data(c.home.size);
+    const NRT_STATUS     status = c.home.memory->read_locked(data.data(), c.home.offset, c.home.size);
+    return status != NRT_SUCCESS ? status : core.write(stream, c.core, c.laid->lay_out(data.data()));
 }
 
 // locked. Copies a kernel's result into the layout of the node's result.
 static NRT_STATUS neuron_take_back(neuron_core & core, neuron_stream & stream, const neuron_laid_copy & c) {
     std::vector<uint8_t> data(c.core.size);
-    if (!c.home.memory) {
-        const NRT_STATUS status = c.core.memory->read_locked(data.data(), c.core.offset, c.core.size);
-        if (status == NRT_SUCCESS) {
-            c.laid->take_back(data.data(), (uint8_t *) c.tensor->data);
-        }
+    const NRT_STATUS     status = c.core.memory->read_locked(data.data(), c.core.offset, c.core.size);
+    if (status != NRT_SUCCESS) {
         return status;
     }
-    const std::vector<neuron_use> uses = {
-        { c.core.memory, c.core.offset, c.core.size, false },
-        { c.home.memory, c.home.offset, c.home.size, true  },
-    };
-    return core.in_order(stream, uses, [&core, &stream, graph = stream.graph, c, data](uint64_t number) mutable {
-        const NRT_STATUS status = c.core.memory->read_locked(data.data(), c.core.offset, c.core.size, number);
-        if (status != NRT_SUCCESS) {
-            return status;
-        }
-        std::vector<uint8_t> own(c.home.size);
-        c.laid->take_back(data.data(), own.data());
-        return core.write(stream, graph, c.home, std::move(own), number);
-    });
+    if (!c.home.memory) {
+        c.laid->take_back(data.data(), (uint8_t *) c.tensor->data);
+        return NRT_SUCCESS;
+    }
+    std::vector<uint8_t> own(c.home.size);
+    c.laid->take_back(data.data(), own.data());
+    return core.write(stream, c.home, std::move(own));
 }
 
 // Calls a function with each item until one fails.

@@ -7,22 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <numeric>
-#include <vector>
 
-// The backend's own variables.
-static const char * const OWN[] = {
-    "GGML_NEURON_BUFFERS", "GGML_NEURON_COSTS",       "GGML_NEURON_EXACT",          "GGML_NEURON_FALLBACK_MEMORY",
-    "GGML_NEURON_FUSION",  "GGML_NEURON_KERNEL_DIR",  "GGML_NEURON_LIBNRT",         "GGML_NEURON_LOG",
-    "GGML_NEURON_PROFILE", "GGML_NEURON_QUEUE_DEPTH", "GGML_NEURON_RECORD",         "GGML_NEURON_RECORD_GRAPHS",
-    "GGML_NEURON_REPACK",  "GGML_NEURON_REPACKED",    "GGML_NEURON_REPACK_THREADS", "GGML_NEURON_TARGET",
-};
-
-// Variables of kernelgen and its build rules.
-static const char * const KERNELGEN[] = {
-    "NEURON_KERNELGEN_CACHE",        "NEURON_KERNELGEN_EXPORTER",          "NEURON_KERNELGEN_INSTALL",
-    "NEURON_KERNELGEN_NEFF_CACHE",   "NEURON_KERNELGEN_OFFLINE",           "NEURON_KERNELGEN_PYTHON",
-    "NEURON_KERNELGEN_SHARED_CACHE", "NEURON_KERNELGEN_SHARED_CACHE_MODE", "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT",
+// The backend's variables.
+static const char * const VARIABLES[] = {
+    "GGML_NEURON_BUFFERS",  "GGML_NEURON_COSTS",          "GGML_NEURON_EXACT",  "GGML_NEURON_FALLBACK_MEMORY",
+    "GGML_NEURON_FUSION",   "GGML_NEURON_KERNEL_DIR",     "GGML_NEURON_LIBNRT", "GGML_NEURON_LOG",
+    "GGML_NEURON_PROFILE",  "GGML_NEURON_QUEUE_DEPTH",    "GGML_NEURON_RECORD", "GGML_NEURON_REPACK",
+    "GGML_NEURON_REPACKED", "GGML_NEURON_REPACK_THREADS", "GGML_NEURON_TARGET",
 };
 
 std::string neuron_variable(const char * name) {
@@ -57,36 +48,8 @@ size_t neuron_number(const char * name, const char * what, size_t least, size_t 
 }
 
 bool neuron_any_variable() {
-    return std::any_of(std::begin(OWN), std::end(OWN),
+    return std::any_of(std::begin(VARIABLES), std::end(VARIABLES),
                        [](const char * name) { return !neuron_variable(name).empty(); });
-}
-
-// Returns the edit distance of two texts (Levenshtein).
-static size_t distance(const std::string & a, const std::string & b) {
-    std::vector<size_t> row(b.size() + 1);
-    std::iota(row.begin(), row.end(), 0);
-    for (size_t i = 1; i <= a.size(); i++) {
-        size_t diagonal = row[0];
-        row[0]          = i;
-        for (size_t j = 1; j <= b.size(); j++) {
-            const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
-            diagonal              = row[j];
-            row[j]                = std::min({ replaced, row[j] + 1, row[j - 1] + 1 });
-        }
-    }
-    return row.back();
-}
-
-// Warns of a variable that has the prefix and is not in a list of names.
-template <size_t n>
-static void check(const std::string & name, const std::string & prefix, const char * const (&known)[n]) {
-    if (name.rfind(prefix, 0) != 0 || std::find(std::begin(known), std::end(known), name) != std::end(known)) {
-        return;
-    }
-    const auto nearest = std::min_element(std::begin(known), std::end(known), [&](const char * a, const char * b) {
-        return distance(name, a) < distance(name, b);
-    });
-    NEURON_WARN("the variable %s has no meaning: is %s meant?\n", name.c_str(), *nearest);
 }
 
 void neuron_warn_of_unknown_variables() {
@@ -97,7 +60,9 @@ void neuron_warn_of_unknown_variables() {
     for (char ** entry = environ; entry && *entry; entry++) {
         const std::string text = *entry;
         const std::string name = text.substr(0, std::min<size_t>(text.find('='), 100));
-        check(name, "GGML_NEURON_", OWN);
-        check(name, "NEURON_KERNELGEN_", KERNELGEN);
+        if (name.rfind("GGML_NEURON_", 0) == 0 &&
+            std::find(std::begin(VARIABLES), std::end(VARIABLES), name) == std::end(VARIABLES)) {
+            NEURON_WARN("the variable %s has no meaning: docs/reference/environment.md lists all\n", name.c_str());
+        }
     }
 }

@@ -19,6 +19,6 @@ size_t neuron_number(const char * name, const char * what, size_t least, size_t 
 // Returns whether one of the backend's variables is set, so that the user expects an effect.
 bool neuron_any_variable();
 
-// Warns of each variable that has the project's prefix and an unknown name, with the most similar known name, and of an
+// Warns of each variable that begins with GGML_NEURON_ and has no meaning, and of an
 // invalid value of GGML_NEURON_LOG.
 void neuron_warn_of_unknown_variables();

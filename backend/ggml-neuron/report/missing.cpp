@@ -1,117 +1,62 @@
 #include "report/missing.h"
 
+#include "../../bundle/src/ascii.h"
 #include "../../bundle/src/key.h"
 #include "report/log.h"
-#include "report/manifest_text.h"
-#include "report/record_ops.h"
+#include "report/record_graphs.h"
 #include "select/tensors.h"
+#include "weights/layouts.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
-#include <cstring>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
-//
-// the nearest kernel
-//
-
-// Returns in words which input an op writes to.
-static std::string alias_text(int alias) {
-    return alias == NEURON_KERNELS_NO_ALIAS ? "none" : std::to_string(alias);
-}
-
-static bool same_tensor(const neuron_kernels_tensor & a, const neuron_kernels_tensor & b) {
-    return neuron_tensor_text(a) == neuron_tensor_text(b);
-}
-
-// Returns the differences, in words, between a kernel and a node of the same op.
-static std::vector<std::string> differences(const ggml_tensor *      op,
-                                            const neuron_signature & wanted,
-                                            const neuron_signature & kernel) {
-    std::vector<std::string> found;
-    const auto               compare = [&](const std::string & name, const neuron_kernels_tensor & have,
-                                           const neuron_kernels_tensor & want) {
-        if (!same_tensor(have, want)) {
-            found.push_back(name + " is " + neuron_tensor_text(have) + ", not " + neuron_tensor_text(want));
-        }
-    };
-    neuron_kernels_tensor absent = {};
-    absent.type                  = NEURON_KERNELS_ABSENT;
-    for (int i = 0; i < std::max(wanted.n_src, kernel.n_src); i++) {
-        compare("input " + std::to_string(i), i < kernel.n_src ? kernel.tensors[i] : absent,
-                i < wanted.n_src ? wanted.tensors[i] : absent);
+// Returns "(4096,512,1,1)/f32", with strides when the tensor has gaps or another order. Strides of dimensions with one
+// element mean nothing and count as dense, as in a kernel's key.
+static std::string tensor_text(const ggml_tensor * tensor) {
+    const neuron_kernels_tensor t     = neuron_tensor_of(tensor);
+    const ggml_type             type  = neuron_plain_type(t.type);
+    const int64_t               block = ggml_blck_size(type);
+    const size_t                unit  = ggml_type_size(type);
+    size_t                      nb[GGML_MAX_DIMS];
+    nb[0]        = t.ne[0] > block ? t.nb[0] : unit;
+    bool   dense = nb[0] == unit;
+    size_t next  = unit * (size_t) (t.ne[0] / block);
+    for (int i = 1; i < GGML_MAX_DIMS; i++) {
+        const size_t after = i == 1 ? nb[0] * (size_t) (t.ne[0] / block) : nb[i - 1] * (size_t) t.ne[i - 1];
+        nb[i]              = t.ne[i] > 1 ? t.nb[i] : after;
+        dense              = dense && nb[i] == next;
+        next *= (size_t) t.ne[i];
     }
-    compare("output", kernel.tensors[kernel.n_src], wanted.tensors[wanted.n_src]);
-    neuron_add_param_differences(op, kernel.op_params, found);
-    if (kernel.alias != wanted.alias) {
-        found.push_back("alias is " + alias_text(kernel.alias) + ", not " + alias_text(wanted.alias));
+    char text[256];
+    snprintf(text, sizeof(text), "(%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ")/%s", t.ne[0], t.ne[1], t.ne[2],
+             t.ne[3], ggml_type_name(type));
+    std::string result = text;
+    if (const int32_t layout = t.type >> NEURON_KERNELS_FORM_SHIFT) {
+        result += std::string(":") + neuron_layout_name(layout);
     }
-    return found;
+    if (!dense) {
+        snprintf(text, sizeof(text), "/(%zu,%zu,%zu,%zu)", nb[0], nb[1], nb[2], nb[3]);
+        result += text;
+    }
+    return result;
 }
 
-// Returns how many dimensions and strides differ; the kernel has as many inputs.
-static size_t figures(const neuron_signature & wanted, const neuron_signature & kernel) {
-    size_t n = 0;
-    for (int i = 0; i <= std::min(wanted.n_src, kernel.n_src); i++) {
-        const neuron_kernels_tensor & a = wanted.tensors[i];
-        const neuron_kernels_tensor & b = kernel.tensors[i];
-        if (a.type == NEURON_KERNELS_ABSENT || b.type == NEURON_KERNELS_ABSENT) {
-            continue;
-        }
-        for (int d = 0; d < GGML_MAX_DIMS; d++) {
-            n += a.ne[d] != b.ne[d];
-            n += a.nb[d] != b.nb[d];
-        }
+std::string neuron_describe(const ggml_tensor * op) {
+    std::string text = nk::lower(ggml_op_desc(op));
+    for (int i = 0; i < neuron_n_src(op); i++) {
+        text += (i ? ", " : " of ") + (op->src[i] ? tensor_text(op->src[i]) : "none");
     }
-    return n;
+    return text;
 }
-
-// Sets strides to their values in keys.
-static void canonicalize(neuron_signature & s) {
-    for (int i = 0; i <= s.n_src; i++) {
-        neuron_kernels_tensor & t = s.tensors[i];
-        if (const nk::type_traits * type = nk::find_type(t.type)) {
-            nk::canonicalize(*type, t.ne, t.nb);
-        }
-    }
-}
-
-std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & kernels) {
-    neuron_signature wanted = neuron_signature_of(op);
-    canonicalize(wanted);
-    std::string              nearest;
-    std::vector<std::string> how;
-    size_t                   n_figures = 0;
-    kernels.for_each(wanted.op_hash, [&](const char * id, const neuron_signature & kernel) {
-        std::vector<std::string> parts = differences(op, wanted, kernel);
-        const size_t             n     = figures(wanted, kernel);
-        const bool               less  = parts.size() != how.size() ? parts.size() < how.size()
-                                         : n != n_figures           ? n < n_figures
-                                                                    : id < nearest;
-        if (nearest.empty() || less) {
-            nearest   = id;
-            how       = std::move(parts);
-            n_figures = n;
-        }
-    });
-    for (size_t i = 0; i < how.size(); i++) {
-        nearest += (i ? "; " : ": ") + how[i];
-    }
-    return nearest;
-}
-
-//
-// messages
-//
 
 void neuron_missing_ops::add(const ggml_tensor * op) {
-    const uint64_t fingerprint = neuron_fingerprint(op);
-    const auto     added       = numbers.emplace(fingerprint, entries.size());
-    if (added.second) {
-        entries.push_back({ op, fingerprint, 0 });
-    }
-    entries[added.first->second].count++;
+    entry & e = entries.emplace(neuron_describe(op), entry{ op, 0 }).first->second;
+    e.count++;
 }
 
 // Returns why no kernel computes an op.
@@ -126,45 +71,20 @@ static std::string why_none(const ggml_tensor * op, const neuron_kernel_store & 
     }
     size_t n_kernels = 0;
     kernels.for_each(neuron_signature_of(op).op_hash, [&](const char *, const neuron_signature &) { n_kernels++; });
-    return n_kernels ? "kernels of this op are for other shapes, types or parameters; GGML_NEURON_LOG=2 names the "
-                       "nearest"
+    return n_kernels ? "kernels of this op are for other shapes, types or parameters"
                      : "no bundle has a kernel of this op";
-}
-
-static void say_missing(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
-    const char *      reason = nullptr;
-    const std::string line   = neuron_manifest_line(op, &reason);
-    const std::string what   = neuron_describe(op);
-    const std::string why    = why_none(op, kernels);
-    const char *      nodes  = count == 1 ? "node" : "nodes";
-    if (reason) {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
-                    "%s\n",
-                    what.c_str(), count, nodes, why.c_str());
-    } else {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
-                    "%s\n"
-                    "to build one, add this line to a manifest's kernels: %s\n",
-                    what.c_str(), count, nodes, why.c_str(), line.c_str());
-    }
-    if (neuron_log_repeats()) {
-        const std::string nearest = neuron_nearest(op, kernels);
-        if (!nearest.empty()) {
-            NEURON_DEBUG("    nearest is %s\n", nearest.c_str());
-        }
-    }
 }
 
 namespace {
 
 // Ops that were already reported. Never destroyed: destructors that run later may free backends.
 struct said_ops {
-    std::mutex                   mutex;
-    std::unordered_set<uint64_t> known;
-    std::unordered_set<int64_t>  longest{};  // kernels' numbers of cells that calls exceeded
-    int                          n              = 0;
-    bool                         told_more      = false;
-    bool                         told_attention = false;
+    std::mutex                      mutex;
+    std::unordered_set<std::string> known;
+    std::unordered_set<int64_t>     longest{};  // kernels' numbers of cells that calls exceeded
+    int                             n              = 0;
+    bool                            told_more      = false;
+    bool                            told_attention = false;
 };
 
 said_ops & all_said() {
@@ -236,20 +156,20 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     if (entries.empty() || neuron_recording()) {
         return;
     }
-    // The entries are in the order of their addresses, which differ in each run.
-    std::vector<entry> sorted = entries;
-    std::sort(sorted.begin(), sorted.end(), [](const entry & a, const entry & b) {
-        return a.count != b.count ? a.count > b.count : a.fingerprint < b.fingerprint;
-    });
+    // The texts' order breaks ties: it does not depend on addresses, which differ in each run.
+    std::vector<std::pair<std::string, entry>> sorted(entries.begin(), entries.end());
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](const auto & a, const auto & b) { return a.second.count > b.second.count; });
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
-    size_t                            more = 0;
+    size_t                            more  = 0;
+    bool                              mends = false;
     std::vector<const ggml_tensor *>  ops;
-    std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const entry & e) { return e.op; });
+    std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const auto & e) { return e.second.op; });
     const bool other    = say_other_attention(ops, kernels, said.told_attention);
     said.told_attention = said.told_attention || other;
-    for (const entry & e : sorted) {
-        if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
+    for (const auto & [text, e] : sorted) {
+        if (!said.known.insert(text).second || kernels.select(e.op)) {
             continue;
         }
         const int64_t n_kv = kernels.fewer_cells(e.op);
@@ -267,7 +187,9 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;
-            say_missing(e.op, e.count, kernels);
+            mends = true;
+            NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n%s\n", text.c_str(), e.count,
+                        e.count == 1 ? "node" : "nodes", why_none(e.op, kernels).c_str());
         } else {
             more++;
         }
@@ -275,7 +197,12 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     if (more && !said.told_more) {
         said.told_more = true;
         NEURON_WARN("%zu %s of this graph, and ops of later graphs: no kernel either\n"
-                    "GGML_NEURON_LOG=2 names them, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
+                    "GGML_NEURON_LOG=2 names them\n",
                     more, more == 1 ? "other op" : "other ops");
+    }
+    if (mends) {
+        NEURON_WARN("to build the kernels that are missing, run the program again with GGML_NEURON_RECORD=FILE\n"
+                    "then: kernelgen model FILE -o more.yaml && kernelgen build more.yaml -o more\n"
+                    "kernelgen coverage KERNELS --graph-ops FILE names the nearest kernels\n");
     }
 }

@@ -4,10 +4,12 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "report/environment.h"
-#include "report/recording_file.h"
+#include "report/log.h"
 #include "select/group_key.h"
 #include "select/kernel_store.h"
+#include "select/sampler_probe.h"
 #include "select/tensors.h"
+#include "targets.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -16,10 +18,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -30,12 +35,21 @@ namespace {
 // The beginning of each recording; the backend appends to no other file.
 constexpr const char * BEGINNING = "{\"format\":\"neuron-kernelgen graphs\"";
 
+// How often a process tries to lock the file at its end, and the pause between two attempts. Any process can keep the
+// lock forever.
+constexpr int                       LOCK_TRIES = 100;
+constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
+
 // Returns the first line of the file. It states no model, because the backend does not have its name.
-std::string first_line() {
+std::string first_line(const std::string & target, uint32_t lnc) {
     json_line out;
     out.begin_object();
     out.text("format", "neuron-kernelgen graphs");
     out.integer("version", GRAPH_FORMAT_VERSION);
+    if (neuron_is_target(target)) {
+        out.text("target", target.c_str());
+        out.integer("lnc", lnc);
+    }
     out.text("ggml", ggml_version());
     out.text("llama_cpp", "");
     out.begin_object("model");
@@ -107,13 +121,20 @@ json_line tensors_of(ggml_cgraph * cgraph) {
     return out;
 }
 
-// Returns the line of a graph that some of `n_devices` devices compute. Without devices, tensors are not split.
-std::string line_of(const json_line & tensors, const std::vector<size_t> & devices = {}, size_t n_devices = 1) {
+// Returns the line of a graph that some of `n_devices` devices compute. Without devices, tensors are not split. `kind`
+// marks a graph that is no whole call: "probe" or "piece".
+std::string line_of(const json_line &           tensors,
+                    const char *                kind      = nullptr,
+                    const std::vector<size_t> & devices   = {},
+                    size_t                      n_devices = 1) {
     json_line out;
     out.begin_object();
     out.begin_object("sizes");
     out.end_object();
     out.begin_object("context");
+    if (kind) {
+        out.boolean(kind, true);
+    }
     out.end_object();
     if (!devices.empty()) {
         out.begin_object("split");
@@ -131,23 +152,54 @@ std::string line_of(const json_line & tensors, const std::vector<size_t> & devic
     return out.written() + "\n";
 }
 
-class graph_recorder final : neuron_recording_file {
-  public:
-    graph_recorder() :
-        neuron_recording_file("GGML_NEURON_RECORD_GRAPHS", "graphs"),
-        path(neuron_variable("GGML_NEURON_RECORD_GRAPHS")) {}
+// Returns the line of a graph of one node, which needs not be in a graph.
+std::string line_of_node(const ggml_tensor * op, const char * kind) {
+    ggml_tensor copy = *op;
+    copy.flags |= GGML_TENSOR_FLAG_COMPUTE;
+    std::replace(copy.src, copy.src + GGML_MAX_SRC, const_cast<ggml_tensor *>(op), &copy);
+    ggml_tensor * node  = &copy;
+    ggml_cgraph   graph = {};
+    graph.n_nodes       = 1;
+    graph.nodes         = &node;
+    return line_of(tensors_of(&graph), kind);
+}
 
-    using neuron_recording_file::flush;
+class graph_recorder {
+  public:
+    std::string target;  // of the machine
+    uint32_t    lnc = 0;
 
     ~graph_recorder() { flush(); }
 
     bool recording() const { return !path.empty(); }
 
-    void add(ggml_cgraph * cgraph) {
-        std::lock_guard<std::mutex> lock(mutex);
-        if (!failed && (!cgraph->uid || uids.insert(cgraph->uid).second)) {
-            add(line_of(tensors_of(cgraph)));
+    // Writes all pending lines; waits for other processes if necessary.
+    void flush() {
+        for (int i = 0; i < LOCK_TRIES; i++) {
+            {
+                const std::lock_guard<std::mutex> lock(mutex);
+                if (write()) {
+                    return;
+                }
+            }
+            std::this_thread::sleep_for(LOCK_PAUSE);
         }
+        const std::lock_guard<std::mutex> lock(mutex);
+        fail("another process keeps " + path + " locked, so the last graphs are not in it");
+    }
+
+    void add_probe(const ggml_tensor * op, int64_t n) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        probes.push_back({ std::make_unique<neuron_probe_node>(op, n, n), n });
+    }
+
+    void add(ggml_cgraph * cgraph) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (failed || (cgraph->uid && !uids.insert(cgraph->uid).second)) {
+            return;
+        }
+        add(line_of(tensors_of(cgraph), neuron_is_watched(cgraph) ? "piece" : nullptr));
+        answer_probes(cgraph);
     }
 
     void add(const std::vector<ggml_cgraph *> & graphs) {
@@ -165,11 +217,17 @@ class graph_recorder final : neuron_recording_file {
         }
         const std::lock_guard<std::mutex> lock(mutex);
         for (const auto & [tensors, devices] : different) {
-            add(line_of(tensors, devices, graphs.size()));
+            add(line_of(tensors, nullptr, devices, graphs.size()));
         }
     }
 
   private:
+    // A node of llama.cpp's probe of a sampler, and its number of candidates.
+    struct probe {
+        std::unique_ptr<neuron_probe_node> node;
+        int64_t                            n;
+    };
+
     // locked
     void add(const std::string & line) {
         if (!failed && written.insert(std::hash<std::string>()(line)).second) {
@@ -178,11 +236,31 @@ class graph_recorder final : neuron_recording_file {
         }
     }
 
-    std::string locked() const override { return path; }
+    // locked. Writes the nodes of llama.cpp's probe with the fewest candidates of a graph: some are in no call, and
+    // without their kernels llama.cpp does not sample on the device.
+    void answer_probes(const ggml_cgraph * cgraph) {
+        int64_t fewest = 0;
+        for (int i = 0; i < cgraph->n_nodes; i++) {
+            const ggml_tensor * node = cgraph->nodes[i];
+            if (neuron_has_candidates(node) && (!fewest || node->ne[0] < fewest)) {
+                fewest = node->ne[0];
+            }
+        }
+        for (size_t i = 0; fewest && i < probes.size(); i++) {
+            const neuron_probe_node resized(&probes[i].node->node, probes[i].n, fewest);
+            add(line_of_node(&resized.node, "probe"));
+        }
+    }
+
+    // locked. Ends the recording, and reports why.
+    void fail(const std::string & message) {
+        failed = true;
+        NEURON_ERROR("GGML_NEURON_RECORD: %s: recording is off\n", message.c_str());
+    }
 
     // locked. Appends pending lines to the file, behind other processes' lines. Returns false while another process is
     // writing.
-    bool write() override {
+    bool write() {
         if (pending.empty() || failed) {
             pending.clear();
             return true;
@@ -215,7 +293,7 @@ class graph_recorder final : neuron_recording_file {
             (pread(fd, head, strlen(BEGINNING), 0) != (ssize_t) strlen(BEGINNING) || strcmp(head, BEGINNING) != 0)) {
             return path + " exists and is not a recording of graphs";
         }
-        const std::string text = (info.st_size ? "" : first_line()) + pending;
+        const std::string text = (info.st_size ? "" : first_line(target, lnc)) + pending;
         for (size_t done = 0; done < text.size();) {
             const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
             if (n >= 0) {
@@ -229,8 +307,11 @@ class graph_recorder final : neuron_recording_file {
         return "";
     }
 
-    const std::string            path;
+    const std::string            path = neuron_variable("GGML_NEURON_RECORD");
+    std::mutex                   mutex;
+    bool                         failed = false;
     std::string                  pending;
+    std::vector<probe>           probes;
     std::unordered_set<uint64_t> uids;     // of graphs so far
     std::unordered_set<size_t>   written;  // hashes of lines
 };
@@ -242,14 +323,28 @@ graph_recorder & the_graph_recorder() {
 
 }  // namespace
 
-bool neuron_recording_graphs() {
+bool neuron_recording() {
     static const bool recording = the_graph_recorder().recording();
     return recording;
 }
 
+void neuron_record_target(const std::string & target, uint32_t lnc) {
+    the_graph_recorder().target = target;
+    the_graph_recorder().lnc    = lnc;
+}
+
+void neuron_record_probe(const ggml_tensor * op) {
+    if (const int64_t n = neuron_recording() ? neuron_probed_candidates(op) : 0) {
+        the_graph_recorder().add_probe(op, n);
+    }
+}
+
+std::string neuron_node_line(const ggml_tensor * op) {
+    return line_of_node(op, nullptr);
+}
+
 void neuron_record_graph(ggml_cgraph * cgraph) {
-    const bool computes = std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
-    if (computes && !neuron_is_watched(cgraph)) {
+    if (neuron_recording() && std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work)) {
         the_graph_recorder().add(cgraph);
     }
 }
@@ -258,8 +353,6 @@ void neuron_record_split_graphs(const std::vector<ggml_cgraph *> & graphs) {
     the_graph_recorder().add(graphs);
 }
 
-void neuron_record_graphs_flush() {
-    if (neuron_recording_graphs()) {
-        the_graph_recorder().flush();
-    }
+void neuron_record_flush() {
+    the_graph_recorder().flush();
 }

@@ -1,6 +1,5 @@
 #include "report/statistics.h"
 
-#include "report/manifest_text.h"
 #include "report/metrics.h"
 #include "select/tensors.h"
 #include "weights/weights.h"
@@ -9,7 +8,6 @@
 #include <atomic>
 #include <mutex>
 #include <numeric>
-#include <unordered_set>
 #include <utility>
 
 // The most scans that are kept.
@@ -234,9 +232,8 @@ std::string neuron_statistics::summary() {
 namespace {
 
 struct refusals {
-    std::mutex                   mutex;
-    std::unordered_set<uint64_t> known;
-    neuron_reasons               reasons;
+    std::mutex     mutex;
+    neuron_reasons reasons;
 };
 
 // Never destroyed: it is read at exit.
@@ -251,11 +248,8 @@ void neuron_note_refused(const ggml_tensor * op) {
     if (g_any_graph) {
         return;
     }
-    const uint64_t                    node = neuron_fingerprint(op);
     const std::lock_guard<std::mutex> lock(all_refusals().mutex);
-    if (all_refusals().known.insert(node).second) {
-        all_refusals().reasons[neuron_describe(op)]++;
-    }
+    all_refusals().reasons.emplace(neuron_describe(op), 1);
 }
 
 std::string neuron_nothing_computed() {

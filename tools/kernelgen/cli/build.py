@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 @options.kernels_option
 @options.compiler_option
 @options.cache_options
-@options.used_option
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches; no bundles are written then.")
 @bundle_forms.option
 @click.option(
@@ -72,7 +71,6 @@ def command(
     catalog: Catalog,
     compiler: str,
     caches: cache.CacheSettings,
-    used: bool,
     only: str | None,
     forms: tuple[str, ...],
     memory_mb: int | None,
@@ -88,7 +86,7 @@ def command(
     """
     from kernelgen import manifest
 
-    requests = options.only_targets(manifest.load(manifests, catalog, used), targets)
+    requests = options.only_targets(manifest.load(manifests, catalog), targets)
     files = {request.name: Path(request.file) for request in requests}
     plan = Plan.merge(requests)
     whole, plan = plan, _only(plan, only)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 @click.option(
     "--spec", "specs", multiple=True, metavar="JSON", help="A kernel as `kernelgen plan --format json` prints it."
 )
-@options.used_option
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or op matches.")
 @options.kernels_option
 @click.option(
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 def command(
     manifests: tuple[Path, ...],
     specs: tuple[str, ...],
-    used: bool,
     only: str | None,
     catalog: Catalog,
     output: Path,
@@ -69,7 +67,7 @@ def command(
     if manifests:
         from kernelgen import manifest
 
-        wanted |= {k.id: k for k in Plan.merge(manifest.load(manifests, catalog, used)).kernels}
+        wanted |= {k.id: k for k in Plan.merge(manifest.load(manifests, catalog)).kernels}
     chosen = select(sorted(wanted), [wanted[id].spec.op for id in sorted(wanted)], only)
     mistakes: list[Diagnostic] = []
     differences = _differences([wanted[id] for id in chosen], catalog) if check_determinism else {}

@@ -16,7 +16,6 @@ from kernelgen.cli.options import (
     kernels_option,
     manifests_argument,
     only_targets,
-    used_option,
 )
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.dependencies import dependencies
@@ -46,7 +45,6 @@ def command() -> None:
 
 @command.command()
 @_manifests
-@used_option
 @kernels_option
 @_output
 @click.option("--rules", default="@@neuron_kernelgen~", help="Repository of the rules, as labels begin.")
@@ -87,7 +85,6 @@ def command() -> None:
 )
 def bazel(
     manifests: tuple[Path, ...],
-    used: bool,
     catalog: Catalog,
     output: Path,
     rules: str,
@@ -109,7 +106,7 @@ def bazel(
             raise KernelgenError(
                 f"--kernels {library.name}: --package {library.name}=LABEL must name its Bazel package"
             )
-    requests, settings = _settings_of(options, manifest.load(manifests, catalog, used))
+    requests, settings = _settings_of(options, manifest.load(manifests, catalog))
     plan = Plan.merge(requests)
     sources = [
         renderer.BazelLibrary(library, labels[library.name], tuple(sorted(data_of.get(library.name, []))))
@@ -187,7 +184,6 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 
 @command.command()
 @_manifests
-@used_option
 @kernels_option
 @_output
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only for this target.")
@@ -203,7 +199,6 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
-    used: bool,
     catalog: Catalog,
     output: Path,
     targets: tuple[str, ...],
@@ -220,7 +215,7 @@ def cmake(
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
     from kernelgen.render import cmake as renderer
 
-    plan = Plan.merge(_narrowed(manifest.load(manifests, catalog, used), targets, memory_per_compile))
+    plan = Plan.merge(_narrowed(manifest.load(manifests, catalog), targets, memory_per_compile))
     chosen = choice.resolve(compiler)
     build = renderer.Build(
         folder=output.resolve(),

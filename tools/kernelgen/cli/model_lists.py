@@ -20,10 +20,10 @@ def write_list(context: click.Context, options: ModelOptions, recognized: Sequen
     """Writes the manifest of the kernels that sources list."""
     refuse_others(context, _OF_LISTS, f"is for models, and {recognized[0].path} is {recognized[0].kind.value}")
     cut = groups.cut_of(options.fuse or NONE)
-    lists = [listed.read(source, options.catalog, cut is not None) for source in recognized]
+    lists = [listed.read(source, options.catalog) for source in recognized]
     if cut is not None and not any(one.graphs for one in lists):
         names = ", ".join(str(source.path) for source in recognized)
-        hint = "graphs are in what export-graphs writes, and in what the backend writes to GGML_NEURON_RECORD_GRAPHS"
+        hint = "graphs are in what export-graphs writes, and in what the backend writes to GGML_NEURON_RECORD"
         raise KernelgenError(Diagnostic(f"--fuse {options.fuse}: there is no graph in {names}", hint=hint))
     merged = listed.merge(lists, options.catalog, cut)
     files = [source.path.name for source in recognized]
@@ -42,4 +42,5 @@ def write_list(context: click.Context, options: ModelOptions, recognized: Sequen
         [*lines, *(note for one in lists for note in one.notes)],
         weights=options.layouts,
         targets=listed.targets(lists),
+        lnc=max(one.lnc for one in lists),
     )

@@ -78,6 +78,7 @@ def write(
     *,
     weights: Sequence[str] | Mapping[str, Sequence[str]] = (),
     targets: Sequence[str] = (),
+    lnc: int = 0,
     notes: Iterable[str] = (),
 ) -> None:
     """Writes a manifest, and prints its summary.
@@ -90,11 +91,17 @@ def write(
         lines: the first lines of the summary; its kernels follow.
         weights: as in `ManifestHead`.
         targets: the targets without `--target`; empty for all.
+        lnc: the physical cores per logical core without `--lnc`; 0 for the targets' default.
         notes: the last lines of the summary.
     """
-    output, lnc = options.output, int(options.lnc) if options.lnc else None
+    output = options.output
     head = writing.ManifestHead(
-        options.name, options.targets or targets or ALL_TARGETS, description, comment, weights, lnc
+        options.name,
+        options.targets or targets or ALL_TARGETS,
+        description,
+        comment,
+        weights,
+        int(options.lnc or lnc) or None,
     )
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())

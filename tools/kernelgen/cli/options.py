@@ -47,15 +47,6 @@ def kernels_option(function: F) -> F:
     )(function)
 
 
-def used_option(function: F) -> F:
-    """Adds `--used` as `used: bool`, for `kernelgen.manifest.load`."""
-    return click.option(
-        "--used",
-        is_flag=True,
-        help="Only kernels that ran while the manifests were recorded (GGML_NEURON_RECORD).",
-    )(function)
-
-
 def _complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Returns the targets with this prefix, for a shell."""
     return [name for name in TARGETS if name.startswith(incomplete)]

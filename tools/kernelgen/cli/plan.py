@@ -20,7 +20,6 @@ from kernelgen.targets import MAX_INSTRUCTIONS
 @click.command(short_help="Print the kernels, compiles and bundles that manifests need.")
 @options.manifests_argument
 @options.target_option
-@options.used_option
 @options.kernels_option
 @click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
@@ -33,7 +32,6 @@ from kernelgen.targets import MAX_INSTRUCTIONS
 def command(
     manifests: tuple[Path, ...],
     targets: tuple[str, ...],
-    used: bool,
     catalog: Catalog,
     output_format: str,
     estimated: bool,
@@ -48,7 +46,7 @@ def command(
     """
     if (estimated and output_format == "json") or (only and not estimated):
         raise click.UsageError("--estimate prints a table, and --only is for --estimate")
-    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
+    plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog), targets))
     if estimated:
         _print_estimates(plan, catalog, only)
         return

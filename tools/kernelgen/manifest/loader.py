@@ -9,20 +9,19 @@ from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import model_files
-from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes, sources
+from kernelgen.manifest import document, graphs, kernels, schema, settings, sizes, sources
 from kernelgen.manifest.document import Document, YamlNode
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.weights import WeightLayouts
 from kernelgen.plan import Kernel, Request
 
 
-def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> list[Request]:
+def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
     """Returns the requests of manifests, one per manifest in the order given.
 
     Args:
         paths: YAML files; messages use these names.
         catalog: the available emitters.
-        used: whether to leave out the kernels that did not run while the manifest was recorded.
 
     Raises:
         KernelgenError: lists every mistake of every file.
@@ -31,14 +30,12 @@ def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> l
     requests: dict[str, Request] = {}
     names: dict[str, YamlNode] = {}
     for path in paths:
-        parsed, text = _parse(path)
+        parsed = _parse(path)
         root = parsed.root
         if root is None:
             problems += parsed.problems
             continue
         report = schema.check(root, parsed.broken)
-        if used:
-            recorded.leave_out_unused(root, text, report)
         request = _request(root, catalog, report)
         if request is not None:
             name = root.value["name"].node
@@ -54,16 +51,15 @@ def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> l
     return list(requests.values())
 
 
-def _parse(path: str | Path) -> tuple[Document, bytes]:
-    """Returns a file as a document, and its bytes."""
+def _parse(path: str | Path) -> Document:
     model = model_files.recognize(path, "manifest")
     if model is not None:
-        return Document(None, [model]), b""
+        return Document(None, [model])
     try:
         data = fileio.read_input(path, document.MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")]), b""
-    return document.parse(data, str(path)), data
+        return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")])
+    return document.parse(data, str(path))
 
 
 def _place(problem: Diagnostic) -> tuple[int, int]:

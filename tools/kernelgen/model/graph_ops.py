@@ -25,7 +25,7 @@ from kernelgen.spec.op_kernel import KernelSpec, spec_from_ggml
 if TYPE_CHECKING:
     from kernelgen.dispatch.grouping import Groups
 from kernelgen.manifest.document import short
-from kernelgen.model.graphs import Graph, GraphReader
+from kernelgen.model.graphs import Graph, GraphReader, ModelHeader
 
 _MAX_INPUTS = 10  # GGML_MAX_SRC
 
@@ -191,16 +191,26 @@ def read_graphs(path: str | Path) -> list[Graph]:
     Raises:
         KernelgenError: the file can't be read, or a line is broken.
     """
+    exported = read_described(path)
+    return [] if exported is None else exported[1]
+
+
+def read_described(path: str | Path) -> tuple[ModelHeader, list[Graph]] | None:
+    """Returns the first line and the graphs of an export, each once; None for a file of test-export-graph-ops.
+
+    Raises:
+        KernelgenError: the file can't be read, or a line is broken.
+    """
     data = _read(path)
     if not data.startswith(b"{"):
-        return []
+        return None
     reader = GraphReader(data.splitlines(), str(path))
-    reader.model()
+    header = reader.model()
     found: dict[object, Graph] = {}
     for graph in reader.graphs():
         roots = tuple((root.shape, root.node, root.output) for root in graph.roots.values())  # names are for readers
-        found.setdefault((graph.nodes, graph.wires, roots), graph)
-    return list(found.values())
+        found.setdefault((graph.nodes, graph.wires, roots, graph.is_probe, graph.is_piece), graph)
+    return header, list(found.values())
 
 
 def _graphs(data: bytes, file: str, groups: Groups | None) -> GraphExport:

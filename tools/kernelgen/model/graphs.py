@@ -185,6 +185,11 @@ class Graph:
         """Whether no call computes this graph: llama.cpp only calls supports_op with its nodes, before it samples on a device."""
         return bool(self.context.get("probe"))
 
+    @property
+    def is_piece(self) -> bool:
+        """Whether this is a piece of a graph whose program examines nodes one by one (an eval callback)."""
+        return bool(self.context.get("piece"))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
@@ -199,6 +204,8 @@ class ModelHeader:
         encoder, decoder, recurrent: whether it has or is one.
         description: a line of text; for a projector llama.cpp's name of its kind.
         n_ctx_train: the tokens of its longest context; 0 if it has none.
+        target: of a recording, the target of the machine; may be empty.
+        lnc: of a recording, the machine's physical cores per logical core; 0 if unknown.
     """
 
     architecture: str
@@ -211,6 +218,8 @@ class ModelHeader:
     recurrent: bool
     description: str = ""
     n_ctx_train: int = 0
+    target: str = ""
+    lnc: int = 0
 
 
 def _with_params(node: ExportedNode, params: Mapping[str, ParamValue]) -> ExportedNode:
@@ -300,6 +309,8 @@ class GraphReader:
                 bool(m["recurrent"]),
                 str(m.get("description", "")),
                 int(m.get("context_length", 0)),
+                str(head.get("target", "")),
+                int(head.get("lnc", 0)),
             )
         except _WRONG as error:
             raise self._error(number, f"the model's description is invalid: {error!r}") from None

@@ -26,7 +26,6 @@ _HEAD = 1 << 16
 
 _OPS = re.compile(rb"\s*\d+(?: +-?\d+){5,}(?: |$)", re.MULTILINE)
 _GRAPHS = re.compile(rb'\s*\{\s*"format"\s*:\s*"' + graphs.FORMAT.encode())
-_MANIFEST = re.compile(rb"^[\"']?(?:format|name|targets|kernels|model|sizes)[\"']?\s*:", re.MULTILINE)
 
 _TAKES = (
     "it takes a GGUF file, a Hugging Face folder or its config.json, what test-export-graph-ops or export-graphs writes, "
@@ -40,7 +39,6 @@ class SourceKind(enum.Enum):
     MODEL = "a model in a GGUF file"
     CHECKPOINT = "a Hugging Face model"
     GRAPHS = "an export of graphs"
-    MANIFEST = "a manifest"
     HSA = "a configuration of ggml-hsa-gen-kernels"
 
 
@@ -89,18 +87,12 @@ def _file(path: Path, head: bytes, size: int) -> Source:
     if model_files.is_safetensors(head, size):
         return _beside(path, "the weights of a model")
     if _GRAPHS.match(head) or _OPS.match(head):
-        return _listed(path, SourceKind.GRAPHS, size)
+        if size > MAX_LISTED:
+            raise KernelgenError(f"{path}: {SourceKind.GRAPHS.value} of {size} bytes, more than {MAX_LISTED}")
+        return Source(path, SourceKind.GRAPHS)
     if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return _json(path, size)
-    if _MANIFEST.search(head):
-        return _listed(path, SourceKind.MANIFEST, size)
     raise KernelgenError(Diagnostic(f"{path} is nothing that kernelgen model takes", hint=_TAKES))
-
-
-def _listed(path: Path, kind: SourceKind, size: int) -> Source:
-    if size > MAX_LISTED:
-        raise KernelgenError(f"{path}: {kind.value} of {size} bytes, more than {MAX_LISTED}")
-    return Source(path, kind)
 
 
 def _beside(path: Path, what: str) -> Source:
@@ -118,8 +110,6 @@ def _json(path: Path, size: int) -> Source:
         return Source(path, SourceKind.CHECKPOINT, path.parent if path.name == "config.json" else None)
     if isinstance(value.get("weight_map"), dict):
         return _beside(path, "the index of a model's weights")
-    if "format" in value:
-        return Source(path, SourceKind.MANIFEST)
     if "kernels" in value:
         return Source(path, SourceKind.HSA)
     near = next((text for key in list(value)[:100] if (text := did_you_mean(key, ("kernels", "model_type")))), "")

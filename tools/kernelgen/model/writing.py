@@ -139,7 +139,7 @@ def _entry(entry: DerivedKernel, shared: Mapping[str, Sequence[int]], where: Seq
         lines += [f"      - {t}" for t in inputs]
     lines.append(f'    output: "{_tensor(kernel.output)}"')
     if kernel.params:
-        lines.append(f"    params: {{{', '.join(f'{name}: {_param(value)}' for name, value in kernel.params)}}}")
+        lines.append(f"    params: {{{', '.join(f'{name}: {param_text(value)}' for name, value in kernel.params)}}}")
     if kernel.alias is not None:
         lines.append(f"    alias: {kernel.alias}")
     lines += ["    weights: []"] * entry.as_ggml
@@ -180,7 +180,7 @@ def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequen
         output = f'"{_tensor(node.output)}"' if node.into is None else reference(node.into)
         parts = [f"name: {node.name}", f"op: {node.op}", f"inputs: {inputs}", f"output: {output}"]
         if node.params:
-            parts.append(f"params: {{{', '.join(f'{name}: {_param(value)}' for name, value in node.params)}}}")
+            parts.append(f"params: {{{', '.join(f'{name}: {param_text(value)}' for name, value in node.params)}}}")
         line = f"      - {{{', '.join(parts)}}}"
         if len(line) <= _WIDTH:
             return [line]
@@ -281,7 +281,8 @@ def _figure(formula: Formula) -> str:
     return f"${{{formula}}}" if formula.names else str(formula)
 
 
-def _param(value: ParamValue | Formula) -> str:
+def param_text(value: ParamValue | Formula) -> str:
+    """Returns the value of a parameter as a manifest has it."""
     if isinstance(value, Formula):
         return f'"{_figure(value)}"'
     if isinstance(value, bool):

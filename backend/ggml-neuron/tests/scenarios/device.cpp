@@ -10,11 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <clocale>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -67,8 +64,8 @@ static void sampler_probe() {
     }
 }
 
-// The requests of a program that samples on a device, while ops are recorded: first for 2^17 and 2^20 candidates, which
-// occur in no call, then in calls with two temperatures.
+// What a program that samples on a device does while graphs are recorded: first it calls supports_op for 2^17 and 2^20
+// candidates, which occur in no call, then it computes.
 static void recorded_samplers() {
     context ctx;
     for (const int64_t n : { (int64_t) 1 << 17, (int64_t) 1 << 20 }) {
@@ -81,24 +78,14 @@ static void recorded_samplers() {
             check(ggml_backend_dev_supports_op(neuron, node), "a question is refused");
         }
     }
-    ggml_tensor * rows = ggml_pad(ctx.get(), f32(ctx.get(), 500), 0, 1, 0, 0);
-    ggml_tensor * top  = ggml_top_k(ctx.get(), ggml_view_1d(ctx.get(), rows, 500, 0), 5);
-    ggml_tensor * left = f32(ctx.get(), 5);
-    for (const ggml_tensor * node : { rows, top, ggml_scale(ctx.get(), left, 2.0f), ggml_scale(ctx.get(), left, 1.25f),
-                                      ggml_scale_bias(ctx.get(), left, 0.0f, -INFINITY) }) {
-        check(ggml_backend_dev_supports_op(neuron, node), "a node of a call is refused");
-    }
-}
-
-// The same requests with as many candidates as in llama.cpp's probe.
-static void recorded_large_vocabulary() {
-    context       ctx;
-    const int64_t n    = 1 << 17;
-    ggml_tensor * rows = ggml_pad(ctx.get(), f32(ctx.get(), n, 2), 0, 1, 0, 0);
-    for (const ggml_tensor * node : { ggml_top_k(ctx.get(), f32(ctx.get(), n), 5), rows,
-                                      ggml_top_k(ctx.get(), ggml_view_1d(ctx.get(), rows, n, 0), 5) }) {
-        check(ggml_backend_dev_supports_op(neuron, node), "a node is refused");
-    }
+    (void) run(neuron, [](ggml_context * ctx) -> built {
+        ggml_tensor * logits = f32(ctx, 500);
+        ggml_tensor * rows   = ggml_pad(ctx, logits, 0, 1, 0, 0);
+        ggml_tensor * first  = ggml_view_1d(ctx, rows, 500, 0);
+        ggml_tensor * top    = ggml_top_k(ctx, first, 5);
+        ggml_tensor * left   = ggml_get_rows(ctx, ggml_reshape_2d(ctx, first, 1, 500), top);
+        return { ggml_scale(ctx, left, 1.25f), { logits } };
+    });
 }
 
 // Two models whose embeddings have the same name: the program offers one for gathering rows, and the other only for the
@@ -234,14 +221,6 @@ static void capabilities(bool async) {
     check((event != nullptr) == async, "events are not as they should be");
 }
 
-// Prints a number as the C library formats it in the environment's locale.
-static void locale() {
-    setlocale(LC_ALL, "");
-    char text[16];
-    snprintf(text, sizeof(text), "%g", 0.5);
-    fail(std::string("a half is ") + text);
-}
-
 // A child of the process ends, as a program that starts another one does.
 static void forked() {
     against_cpu(add);
@@ -257,20 +236,18 @@ static void forked() {
 
 scenario_table device_scenarios() {
     return {
-        { "memory",                    memory                                             },
-        { "probes",                    probes                                             },
-        { "sampler-probe",             sampler_probe                                      },
-        { "recorded-samplers",         recorded_samplers                                  },
-        { "recorded-large-vocabulary", recorded_large_vocabulary                          },
-        { "same-names",                same_names                                         },
-        { "large-buffers",             large_buffers                                      },
-        { "free-memory",               free_memory                                        },
-        { "locale",                    locale                                             },
-        { "forked",                    forked                                             },
-        { "too-much",                  too_much                                           },
-        { "too-large",                 too_large_as_one                                   },
-        { "no-room",                   [] { too_much_beside_programs((size_t) 1 << 30); } },
-        { "asynchronous",              [] { capabilities(true); }                         },
-        { "synchronous",               [] { capabilities(false); }                        },
+        { "memory",            memory                                             },
+        { "probes",            probes                                             },
+        { "sampler-probe",     sampler_probe                                      },
+        { "recorded-samplers", recorded_samplers                                  },
+        { "same-names",        same_names                                         },
+        { "large-buffers",     large_buffers                                      },
+        { "free-memory",       free_memory                                        },
+        { "forked",            forked                                             },
+        { "too-much",          too_much                                           },
+        { "too-large",         too_large_as_one                                   },
+        { "no-room",           [] { too_much_beside_programs((size_t) 1 << 30); } },
+        { "asynchronous",      [] { capabilities(true); }                         },
+        { "synchronous",       [] { capabilities(false); }                        },
     };
 }

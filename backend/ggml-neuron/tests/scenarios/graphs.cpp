@@ -26,14 +26,6 @@ built add(ggml_context * ctx) {
     };
 }
 
-built add_three(ggml_context * ctx) {
-    ggml_tensor * a = f32(ctx, 64, 3);
-    ggml_tensor * b = f32(ctx, 64);
-    return {
-        ggml_add(ctx, a, b), { a, b }
-    };
-}
-
 built chain(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);

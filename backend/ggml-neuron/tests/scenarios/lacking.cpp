@@ -219,25 +219,13 @@ static void stranded_optimizer() {
     compare(read(v), second);
 }
 
-// Infinite parameters: in masks, and in nodes that no real graph has.
-static void infinite_parameters() {
-    context       ctx;
-    ggml_tensor * x = f32(ctx.get(), 64, 4);
-    for (ggml_tensor * node :
-         { ggml_scale_bias(ctx.get(), x, 0.0f, -INFINITY), ggml_clamp(ctx.get(), x, 0.0f, INFINITY),
-           ggml_scale(ctx.get(), x, INFINITY), ggml_rms_norm(ctx.get(), x, INFINITY) }) {
-        (void) ggml_backend_dev_supports_op(neuron, node);
-    }
-}
-
 scenario_table lacking_scenarios() {
     return {
-        { "infinite-parameters", infinite_parameters      },
-        { "stranded-rows",       stranded_rows            },
-        { "stranded-gather",     stranded_gather          },
-        { "recalled-weights",    recalled_weights         },
-        { "stranded-optimizer",  stranded_optimizer       },
-        { "stranded",            [] { stranded(neuron); } },
-        { "copied-views",        copied_views             },
+        { "stranded-rows",      stranded_rows      },
+        { "stranded-gather",    stranded_gather    },
+        { "recalled-weights",   recalled_weights   },
+        { "stranded-optimizer", stranded_optimizer },
+        { "stranded",           [] { stranded(neuron); }             },
+        { "copied-views",       copied_views       },
     };
 }

@@ -110,9 +110,6 @@ ggml_tensor * f32(ggml_context * ctx, int64_t ne0, int64_t ne1 = 1);
 
 built add(ggml_context * ctx);
 
-// Three rows, with kernels for four.
-built add_three(ggml_context * ctx);
-
 built chain(ggml_context * ctx);
 
 // A write to a KV cache, and a read after it.
