@@ -21,7 +21,7 @@ from kernelgen.bundle.key import key, key_hash
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
 from kernelgen.plan import Bundle
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 

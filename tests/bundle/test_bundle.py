@@ -22,7 +22,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .conftest import COMPILER, Kernels, make_hlo, unary
 
@@ -175,7 +175,7 @@ from kernelgen.bundle import build as bundle
 from kernelgen.neff import container
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.plan import Bundle
 source, out = map(Path, sys.argv[1:3])
 config = CompileConfig.make("trn1")

@@ -16,7 +16,7 @@ from kernelgen.build.pool import Pool
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import MAX_TEXT
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.steps import worker
 from kernelgen.steps.protocol import MAX_LOG
 

@@ -30,9 +30,8 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.neff import container
 from kernelgen.plan import Bundle
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, Spec
 
 ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("broken-bundles.json").read_text())
 

@@ -21,8 +21,7 @@ from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.plan import Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, UnnumberedNode, UnnumberedTensor
 
 HEADER = "from kernelgen.emitters import emitter\n"
 

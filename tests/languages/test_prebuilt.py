@@ -28,7 +28,6 @@ from kernelgen.languages.nki.native import using
 from kernelgen.lowering.emission import Emission, emit, prebuilt_request
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.filenames import hlo_file
-from kernelgen.spec.op_kernel import spec_json
 from kernelgen.steps import worker
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "native_kernels"
@@ -250,7 +249,7 @@ def test_what_was_made_for_other_tensors_is_refused(make: Callable[..., Project]
 def step(kernel: Kernel, project: Project, *more: str) -> list[str]:
     library = project.catalog.sources[kernel.library]
     return [
-        f"--spec={spec_json(kernel.spec)}",
+        f"--spec={kernel.spec.json}",
         f"--library={library.name}",
         f"--emitter={library.file(kernel.emitter)}",
         *(f"--target={target}" for target in kernel.targets),

@@ -18,9 +18,7 @@ from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec, spec_json
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec
 
 MANIFEST = """
 format: 1
@@ -211,7 +209,7 @@ def test_cmake_has_a_call_for_every_batch_neff_and_bundle(plan: Plan) -> None:
     }
     assert re.findall(r"^neuron_kernels_compile\((\S+)", text, re.M) == [n.id for n in plan.neffs]
     assert re.findall(r"^neuron_kernels_bundle\((\S+)", text, re.M) == ["two_trn1", "two_trn2"]
-    specs = [spec_json(k.spec) for k in plan.kernels]
+    specs = [k.spec.json for k in plan.kernels]
     lines = [line for name in batches for line in files[f"steps/{name}.emit"].splitlines()]
     assert [line.removeprefix("--spec=") for line in lines if line.startswith("--spec=")] == specs
     assert Plan.from_json(files["plan.json"]) == plan

@@ -34,7 +34,7 @@ from kernelgen.neff import container, provenance
 from kernelgen.plan import BundleEntries, Plan
 from kernelgen.render import bazel, cmake
 from kernelgen.spec.filenames import hlo_file, notes_file
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 from kernelgen.steps import worker
 
 IDENTITY = "simulator 1 (jaxlib 1.2.3)"

@@ -14,7 +14,7 @@ import pytest
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.report import baseline, measured
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 VECTOR = TensorDesc.make([4096, 1, 1, 1], "f32")
 ADD = KernelSpec.make("add", [VECTOR, VECTOR], VECTOR)

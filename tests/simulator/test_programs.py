@@ -15,10 +15,10 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.hlo.estimate import estimate
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 from kernelgen.neff import container
 from kernelgen.neff.scratchpad_estimate import scratchpad_bytes
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,9 +17,7 @@ from kernelgen.ggml.types import TYPES
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.spec import products
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
-from kernelgen.spec.op_kernel import spec_json
-from kernelgen.spec.source_kernel import SourceSpec, own_target
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, SIMULATOR_MEMORY_MB, TARGETS, Target
 
 FORMAT = 1
@@ -53,7 +51,7 @@ class Kernel:
 
     @property
     def id(self) -> str:
-        return built_id(self.spec.id, self.language, own_target(self.spec, self.targets))
+        return built_id(self.spec.id, self.language, self.spec.own_target(self.targets))
 
     @property
     def emitters(self) -> tuple[tuple[str, str], ...]:
@@ -196,7 +194,7 @@ class BundleEntries:
             tuple(
                 Entry(
                     e["kernel"],
-                    spec_from_json(e["spec"]),
+                    Spec.from_json(e["spec"]),
                     CompileConfig.from_flags(e["flags"]) if "flags" in e else config,
                     e.get("noted", False),
                 )
@@ -356,7 +354,7 @@ class Plan:
         kernels = [
             f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
             + (f'"more":{canonical_json(k.more)},' if k.more else "")
-            + f'"spec":{spec_json(k.spec)}{_language_json(k)}}}'
+            + f'"spec":{k.spec.json}{_language_json(k)}}}'
             for k in self.kernels
         ]
         configs = {c.key: c.to_json() for c in self.configs}
@@ -396,7 +394,7 @@ class Plan:
         return Plan(
             tuple(
                 Kernel(
-                    spec_from_json(k["spec"]),
+                    Spec.from_json(k["spec"]),
                     k["emitter"],
                     k["library"],
                     tuple(map(tuple, k.get("more", ()))),

@@ -47,8 +47,7 @@ from kernelgen.bundle.contents import pack_name
 from kernelgen.ggml.ops import op
 from kernelgen.ggml.tokens import cuts
 from kernelgen.model import exporter
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 N_CTX = 256
 """The cells of the context that test-llama-archs creates."""

@@ -39,8 +39,7 @@ from kernelgen.lowering import emission
 from kernelgen.manifest import document, kernels, schema, settings
 from kernelgen.neff import container
 from kernelgen.plan import Bundle, Kernel
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 
 @dataclass

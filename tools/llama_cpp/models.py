@@ -38,8 +38,7 @@ import work_folder
 import worker_pool
 
 from kernelgen import fileio
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 LIMIT = 1e-4
 """The largest allowed normalised mean squared error of the logits against the CPU's; test-llama-archs has the same limit."""

@@ -40,8 +40,7 @@ import worker_pool
 
 from kernelgen import cli, fileio, manifest
 from kernelgen.bundle.contents import pack_name
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 N_TOKENS = (32, 64, 128)
 """The numbers of tokens per call in the test. llama.cpp cuts 128 into two calls of 64, unless the model is an encoder."""

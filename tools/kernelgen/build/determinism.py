@@ -19,8 +19,7 @@ from kernelgen.errors import Diagnostic, Location
 from kernelgen.hlo.compare import first_difference
 from kernelgen.plan import Kernel
 from kernelgen.spec.filenames import hlo_file
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec
 
 _SEEDS = ("1", "2")
 HINT = (

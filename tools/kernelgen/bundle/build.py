@@ -25,8 +25,7 @@ from kernelgen.neff.memory import NeffMemory, needed
 from kernelgen.plan import Bundle, BundleEntries
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import kernel_of, notes_file
-from kernelgen.spec.graph_kernel import Spec
-from kernelgen.spec.op_kernel import spec_json
+from kernelgen.spec.kernel import Spec
 
 
 def build_planned(
@@ -290,7 +289,7 @@ def _neff(path: Path, hlo_path: Path, known: dict[str, _Neff], config: CompileCo
 def _check_spec(spec: Spec) -> None:
     """Raises KernelgenError for a spec that no index can hold."""
     try:
-        read_json(spec_json(spec), SPEC_DEPTH)
+        read_json(spec.json, SPEC_DEPTH)
     except ValueError as error:
         raise KernelgenError(f"its spec: {error}") from None
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from kernelgen.bundle.index import KernelIndex
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.memory import NeffMemory
-from kernelgen.spec.graph_kernel import Spec
-from kernelgen.spec.op_kernel import MAX_ID
+from kernelgen.spec.kernel import MAX_ID, Spec
 
 FORMAT = 3
 """Version of the bundle format (docs/reference/bundle-format.md)."""

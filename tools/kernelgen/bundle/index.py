@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.errors import KernelgenError
-from kernelgen.spec.graph_kernel import Spec
+from kernelgen.spec.kernel import Spec
 
 MIN_SLOTS = 8
 

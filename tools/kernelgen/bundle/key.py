@@ -14,9 +14,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import LAYOUTS
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Spec, TensorPlace
-from kernelgen.spec.op_kernel import KernelSpec, params_to_json
-from kernelgen.spec.source_kernel import KEY, SourceSpec
+from kernelgen.spec.kernel import GraphNode, GraphSpec, KernelSpec, SourceSpec, Spec, TensorPlace, params_to_json
 
 MASK = 2**64 - 1
 ABSENT = MASK
@@ -39,7 +37,7 @@ def key(spec: Spec) -> tuple[int, ...]:
         return _graph(spec)
     if isinstance(spec, SourceSpec):
         name = spec.name.encode()
-        return fnv1a(KEY.encode()), len(name), fnv1a(name)
+        return fnv1a(b"source"), len(name), fnv1a(name)
     words = [fnv1a(spec.op.encode()), len(spec.inputs) | (0 if spec.alias is None else spec.alias + 1) << 32]
     for tensor in spec.inputs:
         words += [ABSENT] if tensor is None else tensor_words(tensor)

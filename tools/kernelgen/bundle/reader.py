@@ -21,8 +21,7 @@ from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader
 from kernelgen.neff.memory import NeffMemory
-from kernelgen.spec.graph_kernel import Spec, spec_from_json
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec, Spec
 from kernelgen.targets import TARGETS
 
 
@@ -252,7 +251,7 @@ _BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError
 
 def _spec(made: StoredBundle, kernel: StoredKernel) -> Spec:
     try:
-        return spec_from_json(kernel.spec)
+        return Spec.from_json(kernel.spec)
     except _BAD_VALUES as error:
         raise KernelgenError(f"{made.index}: the spec of {kernel.id} cannot be read: {error}") from None
 

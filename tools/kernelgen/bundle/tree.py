@@ -19,7 +19,6 @@ from kernelgen.errors import KernelgenError
 from kernelgen.neff.memory import MAX, NeffMemory
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, hlo_file
-from kernelgen.spec.op_kernel import spec_json
 
 INDEX = "index.json"
 
@@ -70,7 +69,7 @@ def write(path: str | Path, contents: Contents) -> None:
                 canonical_json(
                     {
                         "id": kernel,
-                        "spec": json.loads(spec_json(contents.specs[number])),
+                        "spec": json.loads(contents.specs[number].json),
                         "key": "".join(f"{word:016x}" for word in contents.index.key_of(number)),
                         "hlo": hlo,
                         "hlo_sha256": contents.hlos[number].sha256,

@@ -13,8 +13,7 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.estimate import MAX_DESCRIPTORS, Estimate, estimate
 from kernelgen.plan import Kernel, Plan
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, Spec
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 LIMITS = (

@@ -12,8 +12,7 @@ from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.plan import Kernel, Plan, instructions
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 

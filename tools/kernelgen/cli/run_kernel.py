@@ -18,8 +18,8 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import GraphSpec, SourceSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,13 +172,12 @@ def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
 
 
 def _emitted(spec: Any, catalog: Catalog, language: str, targets: tuple[str, ...]) -> _Made:
-    from kernelgen.emitters.loading import load_function
     from kernelgen.hlo.storage import storage
-    from kernelgen.lowering.op import lower, numbers_argument
+    from kernelgen.lowering.emission import lower_emitters
+    from kernelgen.lowering.kernel import numbers_argument
 
     (kernel, *_) = catalog.kernels(spec, (language,), targets or ("trn1",))
-    ((library, registration),) = catalog.emitters(kernel)
-    lowered = lower(spec, load_function(library, registration), kernel.language, kernel.targets)
+    lowered = lower_emitters(catalog.emitters(kernel), spec, targets=kernel.targets)
     parameters = [(s.shape, s.dtype) for s in (storage(t) for t in spec.inputs if t is not None)]
     if spec.opened:
         parameters.append(numbers_argument(len(spec.opened)))

@@ -19,9 +19,7 @@ from kernelgen.ggml.ops import Op, Param
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
 from kernelgen.spec.filenames import native_file
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_ops
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, Spec
 
 
 class Catalog:
@@ -173,7 +171,7 @@ class Catalog:
                 library, chosen = next(found for found in self._all[spec.op] if found[1].takes_layouts(spec))
             return Kernel(spec, chosen.module, library.name, language=chosen.language)
         order = {library.name: i for i, library in enumerate(self.libraries)}
-        found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec_ops(spec))}
+        found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec.ops)}
         (name, module), *more = sorted(found, key=lambda one: (order[one[0]], one[1]))
         return Kernel(spec, module, name, tuple(more))
 

@@ -15,8 +15,7 @@ from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_source
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.languages import DEFAULT
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_ops
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 
 BUILTIN = "kernelgen"
 """Name of kernelgen's own library."""
@@ -145,7 +144,7 @@ def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tup
         return [(library, replace(of_source(spec, file), module=library.module(file)))]
     group = isinstance(spec, GraphSpec)
     found = []
-    for op in spec_ops(spec):
+    for op in spec.ops:
         having = [
             (library, file)
             for library, file in modules

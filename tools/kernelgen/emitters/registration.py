@@ -11,7 +11,7 @@ from kernelgen.emitters.type_rows import Row
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.languages import DEFAULT
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from kernelgen.emitters.detect import language_of
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.scan import MAX_SOURCE, parse
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 
 
 def of_source(spec: SourceSpec, file: Path) -> Registration:

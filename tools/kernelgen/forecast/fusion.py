@@ -24,8 +24,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import Cut, cut_of, instructions, readers_of, segment_spec
-from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Operand, TensorPlace
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphNode, GraphSpec, KernelSpec, Operand, TensorPlace
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, MAX_INSTRUCTIONS
 
 FUSES = ("none", "layer", "layers:2", "layers:4", "layers:8", "step")

@@ -17,9 +17,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import BF16, F8_TILES
 from kernelgen.model.graphs import Graph
 from kernelgen.plan import Kernel
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec
 
 Spec = KernelSpec | GraphSpec | SourceSpec
 

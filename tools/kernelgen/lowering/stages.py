@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.lowering.op import Lowered
+from kernelgen.lowering.kernel import Lowered
 
 STAGES = ("traced", "hlo", "canonical", "optimized")
 """The language's operations in JAX; JAX's HLO; the canonical HLO for the compiler; XLA's optimized HLO for this machine's CPU."""

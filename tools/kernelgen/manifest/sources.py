@@ -20,7 +20,8 @@ from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.kernels import KernelEntry
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec, static
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import SourceSpec, static
 
 ONLY_OF_OPS = ("output", "languages")
 

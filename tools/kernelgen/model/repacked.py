@@ -37,8 +37,7 @@ from kernelgen.ggml.weight_layouts import (
     tiles,
 )
 from kernelgen.model.gguf_weights import StoredTensor
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, Spec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,9 +20,7 @@ from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import entries_file, native_file
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec, param_text, spec_json
-from kernelgen.spec.source_kernel import SourceSpec, own_target
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, param_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def generate(
         "sources": [
             _source_kernel(k, k.spec, by_name, emitters) for k in plan.kernels if isinstance(k.spec, SourceSpec)
         ],
-        "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
+        "native": any(k.spec.own_target(k.targets) and not k.prebuilt for k in plan.kernels),
         "neffs": plan.neffs,
         "bundles": [
             {
@@ -135,7 +133,7 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
         "libraries": libraries,
         "helpers": sorted({label for key in keys for label in emitters[key]["helpers"]}),
         "data": [name for name in dict.fromkeys(libraries) if name in with_data],
-        "spec": spec_json(kernel.spec),
+        "spec": kernel.spec.json,
     }
 
 
@@ -148,7 +146,7 @@ def _is_jax_alone(kernel: Kernel, emitters: Mapping[str, Any]) -> bool:
 def _source_kernel(
     kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, BazelLibrary], emitters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    now = own_target(spec, kernel.targets) and not kernel.prebuilt
+    now = spec.own_target(kernel.targets) and not kernel.prebuilt
     return {
         "id": kernel.id,
         "jax_alone": _is_jax_alone(kernel, emitters),

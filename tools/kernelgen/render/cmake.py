@@ -19,8 +19,7 @@ from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, entries_file, hlo_file
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import spec_json
+from kernelgen.spec.kernel import GraphSpec
 
 BATCH = 32
 """Approximate number of kernels per emit command. Fewer balance the load better; more need fewer processes."""
@@ -105,7 +104,7 @@ def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Bu
         *(f"--target={target}" for target in first.targets),
         *(f"--data={path}" for path in build.data if {name for name, _ in modules} != {BUILTIN}),
         *([f"--prebuilt={libraries[first.prebuilt].root}"] if first.prebuilt else []),
-        *(f"--spec={spec_json(k.spec)}" for k in kernels),
+        *(f"--spec={k.spec.json}" for k in kernels),
     )
 
 

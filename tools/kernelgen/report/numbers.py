@@ -21,9 +21,7 @@ from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.hlo.flops import flops
 from kernelgen.report import titles
 from kernelgen.report.titles import ModelTitles
-from kernelgen.spec.graph_kernel import GraphNode, GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphNode, GraphSpec, KernelSpec, SourceSpec
 from kernelgen.targets import PARTITIONS
 
 FORMAT = 1

@@ -11,8 +11,7 @@ from kernelgen.forecast.kernels import Spec
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model.graphs import Graph
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 _LAYER = re.compile(r"-([0-9]+)$")
 """The number of a layer in llama.cpp's name of a node."""

@@ -13,7 +13,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
 from kernelgen.plan import BundleEntries, Entry
 from kernelgen.spec.filenames import kernel_of
-from kernelgen.spec.graph_kernel import spec_from_json
+from kernelgen.spec.kernel import Spec
 from kernelgen.steps.common import check_jax, write_depfile
 from kernelgen.steps.flags import config_of
 from kernelgen.steps.lint import refuse_unsupported_hlo
@@ -73,7 +73,7 @@ def _entries(arguments: Arguments, hlos: Sequence[Path]) -> BundleEntries:
     entries = [
         Entry(
             kernel,
-            spec_from_json(json.loads(spec)),
+            Spec.from_json(json.loads(spec)),
             CompileConfig.from_flags(json.loads(flags)),
             kernel in arguments["noted"],
         )
