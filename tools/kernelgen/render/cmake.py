@@ -19,7 +19,6 @@ from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, entries_file, hlo_file
-from kernelgen.spec.kernel import GraphSpec
 
 BATCH = 32
 """Approximate number of kernels per emit command. Fewer balance the load better; more need fewer processes."""
@@ -147,7 +146,7 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 
     Each batch has one module, the same targets, and the same prebuilt folder.
 
-    Graph kernels have separate commands, with all modules that they need together.
+    Kernels of several modules have separate commands.
 
     A kernel's batch within a large module depends only on its id, so that a new kernel does not move the others.
     """
@@ -156,7 +155,7 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
         name = ".".join((kernel.library, kernel.emitter, *kernel.targets))
         if kernel.prebuilt:
             name = f"{name}.{kernel.prebuilt}"
-        if isinstance(kernel.spec, GraphSpec):
+        if kernel.more:
             name = f"graph.{hashlib.sha256(canonical_json(kernel.emitters).encode()).hexdigest()[:12]}"
         modules.setdefault(name, []).append(kernel)
     batches: dict[str, list[Kernel]] = {}

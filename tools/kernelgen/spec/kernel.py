@@ -271,13 +271,8 @@ def param_from_json(value: Any) -> ParamValue:
     return param_from_text(value) if isinstance(value, str) else value
 
 
-def param_text(value: ParamValue) -> str:
-    """Returns a parameter as text that shows its type: `1` is an int, `1.0` a float, `true` a bool; or `any`."""
-    return str(value).lower() if isinstance(value, str) else repr(value).lower()
-
-
 def param_from_text(text: str) -> ParamValue:
-    """Returns the parameter that `param_text` wrote.
+    """Returns the parameter in a text: `1` is an int, `1.0` a float, `true` a bool; or `any`.
 
     Raises:
         ValueError: `text` is not a number, `true`, `false` or `any`.
