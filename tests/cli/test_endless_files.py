@@ -9,8 +9,7 @@ from kernelgen import cli, fileio
 from kernelgen.bundle import describe as inspecting
 from kernelgen.bundle import pack, reader, tree
 from kernelgen.cli.run_kernel import _mapped
-from kernelgen.emitters.scan import scan
-from kernelgen.emitters.sources import of_function
+from kernelgen.emitters.scan import of_function, scan
 from kernelgen.errors import KernelgenError
 from kernelgen.model import graph_ops
 from kernelgen.neff import container

@@ -302,7 +302,7 @@ def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
     builtin = Library("kernels", tmp_path / "kernels")
     builtin.root.mkdir()
     (builtin.root / "helper.py").write_text("X = 1\n")
-    monkeypatch.setattr("kernelgen.emitters.dependencies.builtin_library", lambda: builtin)
+    monkeypatch.setattr("kernelgen.emitters.library.builtin_library", lambda: builtin)
     with (mine.root / "helper.py").open("a") as stream:
         stream.write("from kernelgen.kernels import helper\n")
     assert emitted(2, tmp_path, mine) == 2

@@ -20,8 +20,7 @@ from kernelgen import manifest
 from kernelgen.build.up_to_date import HloFiles
 from kernelgen.cli.frame import run
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.fingerprint import of_sources
-from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.emitters.library import Library, builtin_library, of_sources
 from kernelgen.errors import KernelgenError
 from kernelgen.languages.nki import prebuilt
 from kernelgen.languages.nki.native import using

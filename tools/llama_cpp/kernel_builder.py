@@ -31,8 +31,7 @@ from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulator import Simulator
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.library import builtin_library, dependencies
 from kernelgen.emitters.loading import load_function
 from kernelgen.errors import KernelgenError
 from kernelgen.lowering import emission

@@ -13,8 +13,7 @@ from pathlib import Path
 from kernelgen.build.pool import Pool
 from kernelgen.build.up_to_date import emit_arguments
 from kernelgen.emitters.library import Library
-from kernelgen.emitters.scan import registration
-from kernelgen.emitters.sources import of_source
+from kernelgen.emitters.scan import of_source, registration
 from kernelgen.errors import Diagnostic, Location
 from kernelgen.hlo.compare import first_difference
 from kernelgen.plan import Kernel

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.emitters.dependencies import INTERPRETER, dependencies, language_of_file, languages_of
-from kernelgen.emitters.library import BUILTIN, Library
+from kernelgen.emitters.library import BUILTIN, INTERPRETER, Library, dependencies, language_of_file, languages_of
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Kernel
 from kernelgen.spec.canonical import canonical_json

@@ -21,10 +21,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from kernelgen import languages
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
+from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library, dependencies
 from kernelgen.emitters.registration import Registration
-from kernelgen.emitters.sources import of_function
+from kernelgen.emitters.scan import of_function
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.languages.environment import only

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.emitters.fingerprint import of_sources
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, of_sources
 from kernelgen.emitters.loading import environment, load_functions
 from kernelgen.emitters.registration import Registration
 from kernelgen.errors import Diagnostic, KernelgenError

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernelgen.emitters.dependencies import dependencies, languages_of
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, dependencies, languages_of
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Plan

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from kernelgen.cache import CacheSettings
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import BUILTIN, Library
+from kernelgen.emitters.library import BUILTIN, Library, dependencies
 from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json

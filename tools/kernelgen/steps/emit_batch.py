@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.emitters.dependencies import dependencies, language_of_file, languages_of
-from kernelgen.emitters.library import emitters_of
+from kernelgen.emitters.library import dependencies, emitters_of, language_of_file, languages_of
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.lowering.emission import emit as run_emitter

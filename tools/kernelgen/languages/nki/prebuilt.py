@@ -37,7 +37,7 @@ class PrebuiltRequest:
     Attributes:
         kernel: `SourceSpec.id`.
         target: neuronx-cc's name of the device.
-        sources: digest of the kernel's sources (`kernelgen.emitters.fingerprint`).
+        sources: digest of the kernel's sources (`kernelgen.emitters.library`).
         file: the kernel's file, for messages.
     """
 
