@@ -65,8 +65,7 @@ Spec = KernelSpec | GraphSpec
 
 def quantized(spec: Spec) -> bool:
     """Returns whether a kernel reads quantized weights: its products in BF16 are then products with these."""
-    kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
-    return any(TYPES[t.dtype].quantized for kernel in kernels for t in kernel.inputs if t is not None)
+    return any(TYPES[t.dtype].quantized for kernel in spec.kernels for t in kernel.inputs if t is not None)
 
 
 def in_f32(work: Work) -> Work:

@@ -17,7 +17,7 @@ from kernelgen.ggml.types import TYPES
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.spec import products
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
+from kernelgen.spec.kernel import KernelSpec, Spec
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, SIMULATOR_MEMORY_MB, TARGETS, Target
 
 FORMAT = 1
@@ -61,7 +61,7 @@ class Kernel:
     @property
     def interpreted(self) -> Kernel:
         """The same kernel in the form that a CPU can run (`SourceSpec.interpreted`)."""
-        return replace(self, spec=self.spec.interpreted) if isinstance(self.spec, SourceSpec) else self
+        return replace(self, spec=self.spec.interpreted)
 
     @property
     def noted(self) -> bool:
@@ -263,7 +263,7 @@ def instructions(spec: Spec) -> int:
     """Returns the estimated instructions of a group's products on one physical core; 0 for any other kernel."""
     return sum(
         products.instructions(node.op, weights.tensor.ne, TYPES[weights.tensor.dtype].quantized, node.output.ne)
-        for node in (spec.nodes if isinstance(spec, GraphSpec) else ())
+        for node in (() if isinstance(spec, KernelSpec) else spec.nodes)
         if node.inputs and (weights := node.inputs[0]) is not None
     )
 

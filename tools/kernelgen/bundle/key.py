@@ -14,7 +14,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import LAYOUTS
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.kernel import GraphNode, GraphSpec, KernelSpec, SourceSpec, Spec, TensorPlace, params_to_json
+from kernelgen.spec.kernel import GraphNode, GraphSpec, KernelSpec, Spec, TensorPlace, params_to_json
 
 MASK = 2**64 - 1
 ABSENT = MASK
@@ -35,8 +35,8 @@ def key(spec: Spec) -> tuple[int, ...]:
     """Returns the key words of a kernel, each in 0 … 2^64 - 1."""
     if isinstance(spec, GraphSpec):
         return _graph(spec)
-    if isinstance(spec, SourceSpec):
-        name = spec.name.encode()
+    if not isinstance(spec, KernelSpec):
+        name = spec.op.encode()
         return fnv1a(b"source"), len(name), fnv1a(name)
     words = [fnv1a(spec.op.encode()), len(spec.inputs) | (0 if spec.alias is None else spec.alias + 1) << 32]
     for tensor in spec.inputs:

@@ -19,7 +19,7 @@ from kernelgen.ggml.ops import Op, Param
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
 from kernelgen.spec.filenames import native_file
-from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, Spec
+from kernelgen.spec.kernel import KernelSpec, SourceSpec, Spec
 
 
 class Catalog:
@@ -164,7 +164,7 @@ class Catalog:
         """
         if isinstance(spec, SourceSpec):
             raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
-        if not isinstance(spec, GraphSpec):
+        if isinstance(spec, KernelSpec):
             library, chosen = self.find(spec.op)
             if not chosen.takes_layouts(spec):
                 self._check_layouts(spec)
@@ -175,13 +175,13 @@ class Catalog:
         (name, module), *more = sorted(found, key=lambda one: (order[one[0]], one[1]))
         return Kernel(spec, module, name, tuple(more))
 
-    def _of_group(self, spec: GraphSpec, op: str) -> tuple[Library, Registration]:
+    def _of_group(self, spec: Spec, op: str) -> tuple[Library, Registration]:
         """Returns the emitter of an op inside a graph kernel, for weights in their layouts there.
 
         Raises:
             KernelgenError: no emitter computes it.
         """
-        kernels = [node.kernel for node in spec.nodes if node.op == op]
+        kernels = [kernel for kernel in spec.kernels if kernel.op == op]
         for library, made in self._all.get(op, ()):
             if made.in_groups and all(map(made.takes_layouts, kernels)):
                 return library, made

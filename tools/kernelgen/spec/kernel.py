@@ -82,6 +82,11 @@ class Spec:
         return tuple(node.kernel for node in self.nodes)
 
     @property
+    def description(self) -> str:
+        """The inputs and results, for people."""
+        raise NotImplementedError
+
+    @property
     def n_opened(self) -> int:
         """The number of the kernel's run-time numbers, which are one more input of F32 in the order of the nodes."""
         return sum(len(node.opened) for node in self.nodes)
@@ -180,6 +185,10 @@ class KernelSpec(Spec):
     @property
     def kernels(self) -> tuple[KernelSpec, ...]:
         return (self,)
+
+    @property
+    def description(self) -> str:
+        return f"{', '.join('-' if t is None else str(t) for t in self.inputs)} -> {self.output}"
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -485,6 +494,10 @@ class GraphSpec(Spec):
         return OP
 
     @property
+    def description(self) -> str:
+        return f"{len(self.nodes)} nodes, {len(self.slots)} slots of {sum(self.slots)} bytes"
+
+    @property
     def written(self) -> tuple[int, ...]:
         """Numbers of the slots that nodes write to, ascending."""
         return tuple(sorted({n.place.index for n in self.nodes if n.place is not None and n.place.slot}))
@@ -734,6 +747,10 @@ class SourceSpec(Spec):
     @property
     def nodes(self) -> tuple[GraphNode, ...]:
         return ()
+
+    @property
+    def description(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
     @property
     def function(self) -> str:
