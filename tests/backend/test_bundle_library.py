@@ -16,8 +16,7 @@ from lookups import lookups
 
 from kernelgen.bundle import pack
 from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile
-from kernelgen.bundle.index import KernelIndex
-from kernelgen.bundle.key import key, key_hash
+from kernelgen.bundle.key import KernelIndex, key, key_hash
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES

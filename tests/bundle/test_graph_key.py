@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.bundle.index import KernelIndex
-from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
+from kernelgen.bundle.key import ABSENT, KernelIndex, fnv1a, key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.spec.kernel import MAX_ID, GraphSpec, Spec, UnnumberedNode, UnnumberedTensor
 

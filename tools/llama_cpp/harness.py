@@ -242,15 +242,11 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
         (whole,) = plan.bundles
         neffs = {kernel: result.neffs.get(neff) for kernel, neff in whole.neffs().items()}
         there = {kernel: path for kernel, path in neffs.items() if path is not None}
-        configs = {config.key: config for config in plan.configs}
-        special = tuple((kernel, key) for kernel, key in whole.special if kernel in there)
+        planned = plan.entries(whole)
         bundles.build(
-            replace(whole, kernels=tuple(sorted(there)), special=special),
-            {k.spec.id: k.spec for k in plan.kernels if k.spec.id in there},
-            {kernel: path for kernel, path in result.hlos.items() if kernel in there},
+            replace(planned, entries=tuple(entry for entry in planned.entries if entry.kernel in there)),
+            result.hlos,
             there,
-            configs[whole.config],
-            own_configs={kernel: configs[key] for kernel, key in special},
             compiler=settings.identity,
             jax_version=importlib.metadata.version("jax"),
             tree_path=None,

@@ -37,7 +37,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.lowering import emission
 from kernelgen.manifest import document, kernels, schema, settings
 from kernelgen.neff import container
-from kernelgen.plan import Bundle, Kernel
+from kernelgen.plan import BundleEntries, Entry, Kernel
 from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 
@@ -193,11 +193,11 @@ class KernelBuilder:
                 )
             if built.sizes:
                 bundles.build(
-                    Bundle("group", harness.target(), config.key, tuple(sorted(built.sizes))),
-                    specs,
+                    BundleEntries(
+                        "group", config, tuple(Entry(kernel, specs[kernel], config) for kernel in sorted(built.sizes))
+                    ),
                     {kernel: scratch / f"{kernel}.hlo.pb" for kernel in built.sizes},
                     {kernel: scratch / f"{kernel}.neff" for kernel in built.sizes},
-                    config,
                     compiler=self.identity,
                     jax_version=importlib.metadata.version("jax"),
                     pack_path=path,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, StoredFile, is_kernel_id, is_sha256
-from kernelgen.bundle.index import KernelIndex, make_slots
+from kernelgen.bundle.key import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
 from kernelgen.neff.memory import MAX, NeffMemory

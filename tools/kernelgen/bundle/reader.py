@@ -15,7 +15,7 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle import pack, tree
-from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, pack_name
+from kernelgen.bundle.contents import BundleOrigin, pack_name
 from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -152,7 +152,7 @@ def of_pack(path: Path) -> StoredBundle:
 
     def value(text: str, what: str) -> dict[str, Any]:
         try:
-            found = read_json(text, SPEC_DEPTH)
+            found = read_json(text)
         except ValueError as error:
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: {error}") from None
         if not isinstance(found, dict):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from kernelgen.bundle.build import build_planned
+from kernelgen.bundle.build import build
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
@@ -48,10 +48,11 @@ def run(arguments: Arguments) -> None:
         known = provenance.check(*files)
     if maybe(arguments, "lint"):
         refuse_unsupported_hlo(hlos, [entry.config for entry in planned.entries])
-    build_planned(
+    kernels = [entry.kernel for entry in planned.entries]
+    build(
         planned,
-        hlos,
-        neffs,
+        dict(zip(kernels, hlos, strict=True)),
+        dict(zip(kernels, neffs, strict=True)),
         compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
         pack_path=maybe(arguments, "pack"),
