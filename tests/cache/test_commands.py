@@ -173,7 +173,7 @@ def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, 
 
 
 def identity() -> str:
-    from kernelgen.compilers.simulator import Simulator
+    from kernelgen.compilers.choice import Simulator
 
     return Simulator().identity
 

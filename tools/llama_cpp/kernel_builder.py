@@ -28,8 +28,8 @@ from kernelgen import fileio, lowering
 from kernelgen.bundle import build as bundles
 from kernelgen.bundle.contents import pack_name
 from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.choice import Simulator
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.compilers.simulator import Simulator
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library, dependencies
 from kernelgen.emitters.loading import load_function

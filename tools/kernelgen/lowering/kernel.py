@@ -92,8 +92,7 @@ def lower(
     def kernel(*arrays: Any) -> Any:
         memory: Memory = {(True, slot): array for slot, array in zip(parameters, arrays, strict=False)}
         given = iter(scalars(arrays[-1]) if numbers else ())
-        for i, node in enumerate(spec.nodes):
-            op = node.kernel
+        for i, (node, op) in enumerate(zip(spec.nodes, spec.kernels, strict=True)):
             views = [None if o is None else _read(memory, spec, i, o) for o in node.inputs]
             result, *updated = call(op, functions[node.op], views, language, targets, [next(given) for _ in op.opened])
             if node.place is None:
