@@ -15,8 +15,9 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import errors, lint
 from kernelgen.languages import DEFAULT
+from kernelgen.lowering.function import lower_source
 from kernelgen.lowering.kernel import Lowered, lower
-from kernelgen.spec.kernel import Spec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, Spec
 
 if TYPE_CHECKING:
     from kernelgen.languages.nki.prebuilt import PrebuiltRequest
@@ -58,7 +59,7 @@ def emit_functions(
     targets: tuple[str, ...] = (),
 ) -> Emission:
     """Returns a kernel's HLO from the functions that compute its ops; see `kernelgen.lowering.kernel.lower` for the arguments."""
-    return _canonical(spec, lower(spec, functions, language, targets))
+    return _canonical(spec, _lower(spec, functions, language, targets))
 
 
 def lower_emitters(
@@ -88,7 +89,14 @@ def lower_emitters(
         functions = dict(zip(spec.ops, load_functions(emitters, data), strict=True))
         registration = emitters[0][1]
         stack.enter_context(environment(registration))
-        return lower(spec, functions, registration.language, targets)
+        return _lower(spec, functions, registration.language, targets)
+
+
+def _lower(spec: Spec, functions: Mapping[str, Callable[..., Any]], language: str, targets: tuple[str, ...]) -> Lowered:
+    if isinstance(spec, SourceSpec):
+        return lower_source(language, spec, functions[spec.op], targets)
+    assert isinstance(spec, KernelSpec | GraphSpec)
+    return lower(spec, functions, language, targets)
 
 
 def prebuilt_request(

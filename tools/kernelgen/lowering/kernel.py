@@ -24,7 +24,7 @@ from kernelgen.hlo.storage import ParameterStorage, storage, update, view
 from kernelgen.languages import DEFAULT
 from kernelgen.languages.emitting import add_notes, emitting
 from kernelgen.languages.protocol import Call, CallResults
-from kernelgen.spec.kernel import GraphSpec, KernelSpec, Operand, SourceSpec, Spec, TensorPlace
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, Operand, TensorPlace
 
 CLEAR_EVERY = 64
 """Number of kernels after which JAX's caches of traces are cleared, so that a long-lived worker does not grow."""
@@ -62,12 +62,12 @@ class Lowered:
 
 
 def lower(
-    spec: Spec,
+    spec: KernelSpec | GraphSpec,
     functions: Mapping[str, Callable[..., Any]],
     language: str = DEFAULT,
     targets: tuple[str, ...] = (),
 ) -> Lowered:
-    """Traces a kernel.
+    """Traces the emitters of a kernel's nodes.
 
     Args:
         spec: the kernel.
@@ -80,11 +80,6 @@ def lower(
     """
     if isinstance(spec, KernelSpec):
         _check_memory(spec, functions[spec.op])
-    elif isinstance(spec, SourceSpec):
-        from kernelgen.lowering.function import lower_source
-
-        return lower_source(language, spec, functions[spec.op], targets)
-    assert isinstance(spec, KernelSpec | GraphSpec)
     uses = {slot: operands for slot, operands in enumerate(spec.uses()) if operands}
     parameters = {slot: _parameter(spec, functions, slot, operands) for slot, operands in uses.items()}
     numbers = [numbers_argument(spec.n_opened)] if spec.n_opened else []
