@@ -154,7 +154,6 @@ _EDITS: Mapping[str, Callable[..., Any]] = {
     "swap": Draft.swap,
     "copy": lambda draft, source, to: draft.set(to, copy.deepcopy(draft.get(source))),
     "word": Draft.word,
-    "nest": lambda draft, depth: draft.texts.append(('"format"', f'"deep":{"[" * depth}{"]" * depth},"format"')),
     "text": lambda draft, old, new: draft.texts.append((old, new)),
     "metadata": lambda draft, name, kind, value: draft.metadata.append((name, kind, value)),
     "file": Draft.file,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 from kernelgen import fileio
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin, pack_name
-from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader
@@ -152,8 +152,8 @@ def of_pack(path: Path) -> StoredBundle:
 
     def value(text: str, what: str) -> dict[str, Any]:
         try:
-            found = read_json(text)
-        except ValueError as error:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: {error}") from None
         if not isinstance(found, dict):
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: it is not an object")
