@@ -25,6 +25,7 @@ from kernelgen.spec.kernel import Spec
 
 if TYPE_CHECKING:
     from kernelgen.lowering.emission import Emission
+    from kernelgen.lowering.kernel import Lowered
 
 
 @click.command(short_help="Write the HLO of kernels.")
@@ -120,16 +121,43 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
-    from kernelgen.lowering import stages
     from kernelgen.lowering.emission import lower_emitters
 
     path = output / f"{kernel.id}.{stage}.txt"
     emitters, before = catalog.emitters(kernel), catalog.prebuilt_of(kernel)
     with contextlib.redirect_stdout(sys.stderr):
         lowered = lower_emitters(emitters, kernel.spec, targets=kernel.targets, prebuilt=before)
-        text = stages.text(lowered, stage)
+        text = _text(lowered, stage)
     fileio.write_bytes(path.absolute(), text.encode())
     return path
+
+
+def _text(lowered: Lowered, stage: str) -> str:
+    """Returns a kernel at a stage, ending in a newline.
+
+    The stages are the language's operations in JAX; JAX's HLO; the canonical HLO for the compiler; XLA's optimized HLO for this
+    machine's CPU.
+    """
+    from kernelgen.hlo.canonicalize import canonicalize
+
+    if stage == "traced":
+        return f"{lowered.traced}\n"
+    if stage == "hlo":
+        return _hlo_text(lowered.hlo)
+    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
+    if stage == "canonical":
+        return _hlo_text(hlo)
+    from kernelgen.hlo.execute import compile_for_cpu
+
+    made: str = compile_for_cpu(hlo).loaded.hlo_modules()[0].to_string()
+    return made.rstrip() + "\n"
+
+
+def _hlo_text(hlo: bytes) -> str:
+    from jaxlib import xla_client
+
+    made: str = xla_client.XlaComputation(hlo).as_hlo_text()
+    return made.rstrip() + "\n"
 
 
 def emitted(kernel: Kernel, catalog: Catalog) -> Emission:

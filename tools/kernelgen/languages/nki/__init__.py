@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,16 +24,11 @@ class _Nki:
     @contextlib.contextmanager
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
         """Makes imports of NKI resolve to the interpreter, or to the installed NKI for its compiler, and sets `env`."""
+        from kernelgen.languages.environment import environment
         from nki_interpreter.loading import interpreter
 
-        before = dict(os.environ)
-        os.environ.update(env)
-        try:
-            with interpreter(replaced=lowering != "native"):
-                yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        with environment(env), interpreter(replaced=lowering != "native"):
+            yield
 
     def call(self, function: Callable[..., Any], call: Call) -> CallResults:
         """Records the kernel for the shapes of its arguments, and lowers it.
