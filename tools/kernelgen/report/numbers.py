@@ -15,13 +15,13 @@ from kernelgen.bundle.reader import StoredBundle
 from kernelgen.dispatch.chips import Chip
 from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast
-from kernelgen.forecast.kernels import Kernels, Spec
+from kernelgen.forecast.kernels import Kernels
 from kernelgen.forecast.time import of_work
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.hlo.flops import flops
 from kernelgen.report import titles
 from kernelgen.report.titles import ModelTitles
-from kernelgen.spec.kernel import GraphSpec, SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 from kernelgen.targets import PARTITIONS
 
 FORMAT = 1

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.forecast.call import CallForecast
-from kernelgen.forecast.kernels import Spec
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model.graphs import Graph
-from kernelgen.spec.kernel import GraphSpec, SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 
 _LAYER = re.compile(r"-([0-9]+)$")
 """The number of a layer in llama.cpp's name of a node."""
