@@ -47,7 +47,6 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.plan import Kernel, Plan
-from kernelgen.spec.op_kernel import spec_json
 
 LOOP_AT_LEAST, FLOOR_AT_MOST = 10.0, 2.0
 
@@ -97,7 +96,7 @@ def loop(source: Library, plan: Plan, count: int | None) -> float:
             worker = [sys.executable, "-P", "-m", "kernelgen.steps.worker"]
             emit = [
                 "emit",
-                f"--spec={spec_json(k.spec)}",
+                f"--spec={k.spec.json}",
                 "--library=kernelgen",
                 f"--emitter={source.root / k.emitter}.py",
             ]

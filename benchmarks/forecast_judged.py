@@ -32,7 +32,7 @@ from kernelgen.dispatch import chips
 from kernelgen.dispatch.modelled_cost import nanoseconds
 from kernelgen.forecast.time import Time, of_work, sbuf_bytes, summed_us
 from kernelgen.forecast.work import Work, of_hlo
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 
 WITHIN = 0.3
 QUICKER = 0.1

@@ -29,7 +29,7 @@ from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.kernel import GraphSpec
 from kernelgen.targets import TARGETS
 from published import MODELS
 from published.header import GgufHeader, Tensor, write

@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from kernelgen import lowering
 from kernelgen.dispatch import chips, modelled_cost
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
@@ -22,7 +21,8 @@ from kernelgen.forecast.time import of_work, sbuf_bytes
 from kernelgen.forecast.work import of_hlo
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.lowering import emission
+from kernelgen.spec.kernel import KernelSpec
 
 ATTENTION = ((1, 4096), (1, 8192), (1, 32768), (8, 8192), (32, 8192), (128, 4096))
 PROMPTS = ((512, 512), (512, 1024), (512, 2048), (512, 4096), (2048, 2048))
@@ -65,7 +65,7 @@ def rows(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> tuple[st
         chosen = catalog.choose(spec, (language,), target)
         assert chosen is not None
         if chosen[1].fits(spec):
-            made[language] = lowering.emit_in(language, spec, load_function(*chosen), (target,))
+            made[language] = emission.emit_functions(spec, {spec.op: load_function(*chosen)}, language, (target,))
     chip = chips.of(target, 1)
     parts = of_work(of_hlo(made["jax"].hlo, sbuf_bytes(chip)), chip).parts
     in_jax = f"{sum(parts.values()) - parts['launch']:,.0f}"

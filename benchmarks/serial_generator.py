@@ -19,7 +19,7 @@ from kernelgen.compilers.step import compile_file
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.loading import load_function
 from kernelgen.emitters.scan import registration
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 def main(kernels: Path, output: Path) -> None:

@@ -94,7 +94,7 @@ def _made_up_emit(arguments: Arguments) -> None:
 
 def _made_up_emit_batch(arguments: Arguments) -> None:
     from kernelgen import fileio
-    from kernelgen.spec.op_kernel import KernelSpec
+    from kernelgen.spec.kernel import KernelSpec
 
     for text in arguments["spec"]:
         spec = KernelSpec.from_json(json.loads(text))

@@ -5,7 +5,7 @@ kernels by hand, declare the three steps as targets:
 
     neuron_hlo(
         name = "my_norm.hlo",
-        emitter = "//my_kernels:norm.py",
+        emitters = {"//my_kernels:norm.py": "my_kernels"},
         inputs = ["(64,1,1,1)/f32"],
         op = "rms_norm",
         output = "(64,1,1,1)/f32",
@@ -28,7 +28,7 @@ kernels by hand, declare the three steps as targets:
 load("//rules/private:providers.bzl", _NeuronBundleInfo = "NeuronBundleInfo", _NeuronHloInfo = "NeuronHloInfo", _NeuronNeffInfo = "NeuronNeffInfo", _NeuronToolchainInfo = "NeuronToolchainInfo")
 load("//rules/private:targets.bzl", _TARGETS = "TARGETS")
 load("//rules/private/rules:neuron_bundle_cc.bzl", "neuron_bundle_cc")
-load("//rules/private/rules:neuron_hlo.bzl", _neuron_graph_hlo = "neuron_graph_hlo", _neuron_hlo = "neuron_hlo", _neuron_source_hlo = "neuron_source_hlo")
+load("//rules/private/rules:neuron_hlo.bzl", _neuron_hlo = "neuron_hlo")
 load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rule")
 load("//rules/private/rules:neuron_kernel_report.bzl", _neuron_kernel_report = "neuron_kernel_report")
 load("//rules/private/rules:neuron_native_kernel.bzl", _neuron_native_kernel = "neuron_native_kernel")
@@ -40,12 +40,10 @@ NeuronHloInfo = _NeuronHloInfo
 NeuronNeffInfo = _NeuronNeffInfo
 NeuronToolchainInfo = _NeuronToolchainInfo
 
-neuron_graph_hlo = _neuron_graph_hlo
 neuron_hlo = _neuron_hlo
 neuron_kernel_report = _neuron_kernel_report
 neuron_native_kernel = _neuron_native_kernel
 neuron_neff = _neuron_neff
-neuron_source_hlo = _neuron_source_hlo
 neuron_toolchain = _neuron_toolchain
 
 # The documented values of neuronx-cc's `--target`. `kernelgen model` writes these if the user names no target.

@@ -32,7 +32,7 @@ from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 LIMIT_US = 20
 ROUNDS = 15

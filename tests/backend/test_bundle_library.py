@@ -15,12 +15,11 @@ from lookups import lookups
 
 from kernelgen.bundle import pack
 from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile
-from kernelgen.bundle.index import KernelIndex
-from kernelgen.bundle.key import key, key_hash
+from kernelgen.bundle.key import KernelIndex, key, key_hash
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,7 @@ import tiny_bundles
 from kernelgen.bundle import describe, index, pack
 from kernelgen.bundle.key import key
 from kernelgen.errors import KernelgenError
-from kernelgen.spec.graph_kernel import spec_from_json
-from kernelgen.spec.op_kernel import MAX_INPUTS
+from kernelgen.spec.kernel import MAX_INPUTS, Spec
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +132,7 @@ def _derived(made: dict[str, Any], chance: random.Random) -> None:
     if chance.random() < 0.3:
         text = text.replace("/f32", f"/f32/(4,{chance.choice((4, 256, 512, 2**60, 2**62))},1024,1024)", 1)
     try:
-        spec = spec_from_json(json.loads(text))
+        spec = Spec.from_json(json.loads(text))
         kernel |= {"spec": spec.to_json(), "id": spec.id, "key": "".join(f"{word:016x}" for word in key(spec))}
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return  # no kernel has such a spec

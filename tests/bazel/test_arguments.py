@@ -20,6 +20,34 @@ MODES = pytest.mark.parametrize(
 )
 
 
+BY_HAND = """\
+load("@neuron_kernelgen//rules:defs.bzl", "neuron_hlo", "neuron_kernel_bundle", "neuron_neff")
+
+neuron_hlo(
+    name = "norm.hlo",
+    emitters = {"@neuron_kernelgen//kernels:norm.py": "kernelgen"},
+    helpers = ["@neuron_kernelgen//kernels:common.py"],
+    inputs = ["(64,1,1,1)/f32"],
+    op = "rms_norm",
+    output = "(64,1,1,1)/f32",
+    params = {"eps": "1e-05"},
+)
+
+neuron_neff(
+    name = "norm.trn1.neff",
+    hlo = ":norm.hlo",
+    target = "trn1",
+)
+
+neuron_kernel_bundle(
+    name = "hand_trn1",
+    compiler = "simulator",
+    manifest = "hand",
+    neffs = [":norm.trn1.neff"],
+)
+"""
+
+
 @MODES
 def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
     mode: list[str], checkouts: scratch.Checkouts, tmp_path: Path
@@ -41,7 +69,9 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
             )
         # The arguments override the flags.
         flags = ["--@neuron_kernelgen//rules:compiler=neuronx-cc"]
-        checkout.bazel("build", "@neuron_kernels//bundles:every_trn1", flags=flags)
+        (smoke / "hand").mkdir()
+        (smoke / "hand" / "BUILD.bazel").write_text(BY_HAND)
+        checkout.bazel("build", "@neuron_kernels//bundles:every_trn1", "//hand:hand_trn1", flags=flags)
         repository = "neuron_kernels" if mode else "*[~+]neuron_kernels"
         built = [
             *checkout.output_root.glob(

@@ -12,8 +12,8 @@ import pytest
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.plan import Bundle
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.plan import BundleEntries, Entry
+from kernelgen.spec.kernel import KernelSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
@@ -29,21 +29,25 @@ class Kernels:
     """The input of a bundle; tests change it before they build."""
 
     folder: Path
-    bundle: Bundle
+    name: str
     specs: dict[str, KernelSpec] = field(default_factory=dict)
     hlos: dict[str, Path] = field(default_factory=dict)
     neffs: dict[str, Path] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
     config: CompileConfig = field(default_factory=lambda: CompileConfig.make("trn1"))
 
     @property
-    def arguments(self) -> tuple[Bundle, dict[str, KernelSpec], dict[str, Path], dict[str, Path], CompileConfig]:
-        return self.bundle, self.specs, self.hlos, self.neffs, self.config
+    def arguments(self) -> tuple[BundleEntries, dict[str, Path], dict[str, Path]]:
+        for id, text in self.notes.items():
+            (self.folder / f"{id}.notes.json").write_text(text)
+        entries = tuple(Entry(id, spec, self.config, id in self.notes) for id, spec in self.specs.items())
+        return BundleEntries(self.name, self.config, entries), self.hlos, self.neffs
 
 
 def make_kernels(folder: Path, specs: Sequence[KernelSpec], name: str = "tiny") -> Kernels:
     config = CompileConfig.make("trn1")
     folder.mkdir(parents=True, exist_ok=True)
-    made = Kernels(folder, Bundle(name, "trn1", config.key, tuple(spec.id for spec in specs)))
+    made = Kernels(folder, name)
     for spec in specs:
         hlo = make_hlo(spec.output.elements)
         made.specs[spec.id] = spec

@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec, spec_json
+from kernelgen.spec.kernel import KernelSpec
 
 PATH = Path(__file__).parents[1] / "data" / "bundle-keys.json"
 
@@ -72,7 +72,7 @@ def vectors() -> list[dict[str, Any]]:
     return [
         {
             "id": spec.id,
-            "spec": json.loads(spec_json(spec)),
+            "spec": json.loads(spec.json),
             "key": [f"{word:016x}" for word in key(spec)],
             "hash": f"{key_hash(key(spec)):016x}",
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import resource
@@ -22,7 +21,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .conftest import COMPILER, Kernels, make_hlo, unary
 
@@ -69,14 +68,14 @@ def test_origin_is_recorded_in_every_form(kernels: Kernels, tmp_path: Path) -> N
 def test_a_given_compiler_wins_over_what_neffs_say(kernels: Kernels, real_neff: Callable[..., bytes]) -> None:
     for id, path in kernels.neffs.items():
         path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn1", 1))
-    contents = bundle.gather(*kernels.arguments)
+    contents = bundle.build(*kernels.arguments)
     assert (contents.origin.simulated, contents.origin.compiler) == (False, "neuronx-cc 2.24.5133.0+58f8de22")
-    assert bundle.gather(*kernels.arguments, compiler="neuronx-cc 2.10").origin.compiler == "neuronx-cc 2.10"
+    assert bundle.build(*kernels.arguments, compiler="neuronx-cc 2.10").origin.compiler == "neuronx-cc 2.10"
 
 
 def refused(kernels: Kernels) -> str:
     with pytest.raises(KernelgenError) as caught:
-        bundle.gather(*kernels.arguments)
+        bundle.build(*kernels.arguments)
     return str(caught.value)
 
 
@@ -111,7 +110,7 @@ def test_real_neffs_are_compared_with_their_hlo_and_the_target(
 ) -> None:
     for id, path in kernels.neffs.items():
         path.write_bytes(real_neff(kernels.hlos[id].read_bytes(), "trn1", 1))
-    assert bundle.gather(*kernels.arguments).origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
+    assert bundle.build(*kernels.arguments).origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
     first, second, third, fourth, fifth, *_, last = sorted(kernels.specs)
     kernels.neffs[first].write_bytes(real_neff(kernels.hlos[first].read_bytes(), "trn2", 2))
     kernels.neffs[second].write_bytes(real_neff(make_hlo(99), "trn1", 1))
@@ -130,8 +129,6 @@ def test_real_neffs_are_compared_with_their_hlo_and_the_target(
 def test_settings_must_be_the_bundle_s(kernels: Kernels) -> None:
     kernels.config = CompileConfig.make("trn1", optlevel=1)
     assert "compiled with --framework XLA --target trn1 --optlevel 2" in refused(kernels)
-    kernels.config = CompileConfig.make("trn2")
-    assert "is for trn1, its compile settings for trn2" in refused(kernels)
 
 
 def test_damaged_neff(kernels: Kernels) -> None:
@@ -146,17 +143,11 @@ def test_empty_bundle(make: Callable[..., Kernels]) -> None:
     assert "at least one kernel" in refused(make([]))
 
 
-def test_spec_of_another_kernel(kernels: Kernels) -> None:
-    first, second, *_ = sorted(kernels.specs)
-    kernels.specs[first] = kernels.specs[second]
-    assert f"the spec given for {first} belongs to {second}" in refused(kernels)
-
-
 def test_settings_are_compared_by_what_a_neff_depends_on(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     # A later version may have settings that the compiler does not get: earlier compiles remain valid.
     plain = CompileConfig.to_json
     monkeypatch.setattr(CompileConfig, "to_json", lambda self: {**plain(self), "new": 1})
-    assert bundle.gather(*kernels.arguments).origin.target == "trn1"
+    assert bundle.build(*kernels.arguments).origin.target == "trn1"
 
 
 def test_embedding_needs_a_pack(kernels: Kernels, tmp_path: Path) -> None:
@@ -175,8 +166,8 @@ from kernelgen.bundle import build as bundle
 from kernelgen.neff import container
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.plan import Bundle
+from kernelgen.spec.kernel import KernelSpec
+from kernelgen.plan import BundleEntries, Entry
 source, out = map(Path, sys.argv[1:3])
 config = CompileConfig.make("trn1")
 specs = {s.id: s for s in (KernelSpec.make("relu", [t], t) for t in (TensorDesc.make((n, 1, 1, 1), "f32") for n in range(1, 7)))}
@@ -186,7 +177,8 @@ for id in order:
     neffs[id] = out / f"{id}.neff"
     neffs[id].parent.mkdir(parents=True, exist_ok=True)
     neffs[id].write_bytes(container.write_simulated((source / f"{id}.hlo.pb").read_bytes(), config.flags(), "simulator x"))
-bundle.build(Bundle("b", "trn1", config.key, tuple(order)), specs, {i: source / f"{i}.hlo.pb" for i in order}, neffs, config,
+entries = tuple(Entry(i, specs[i], config) for i in order)
+bundle.build(BundleEntries("b", config, entries), {i: source / f"{i}.hlo.pb" for i in order}, neffs,
              tree_path=out / "tree", pack_path=out / "b_trn1.kernels.gguf", embed_folder=out)
 """
 
@@ -265,38 +257,9 @@ def test_a_tree_stays_in_its_folder(make: Callable[..., Kernels], tmp_path: Path
     for op in ("../../escape", "/absolute", "a/b", "..", "a\0b", "new\nline"):
         spec = KernelSpec.make(op, [tensor], tensor)
         kernels = make([good])
-        kernels.bundle = kernels.bundle.__class__("b", "trn1", "trn1", (spec.id,))
-        kernels.specs[spec.id] = spec
+        kernels.specs = {spec.id: spec}
         kernels.hlos[spec.id], kernels.neffs[spec.id] = kernels.hlos[good.id], kernels.neffs[good.id]
         before = set(tmp_path.rglob("*"))
-        with pytest.raises(KernelgenError, match=r"cannot be the name of a file|holds a NUL"):
+        with pytest.raises(KernelgenError, match="cannot be the name of a file"):
             bundle.build(*kernels.arguments, tree_path=tmp_path / "out" / "tree")
         assert set(tmp_path.rglob("*")) - before == {tmp_path / "out"} - before
-
-
-@pytest.mark.parametrize("path", ["../x.neff", "/etc/passwd", "trn1/../../x"])
-def test_an_index_names_nothing_outside_the_tree(kernels: Kernels, tmp_path: Path, path: str) -> None:
-    bundle.build(*kernels.arguments, tree_path=tmp_path / "tree")
-    index = json.loads((tmp_path / "tree/index.json").read_text())
-    index["kernels"][3]["neff"] = path
-    (tmp_path / "tree/index.json").write_text(json.dumps(index))
-    with pytest.raises(KernelgenError, match=r"kernels\[3\]\.neff is outside the tree"):
-        tree.read_index(tmp_path / "tree")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "not the index"),
-        ("{}", "not the index"),
-        ('{"format": 4}', "format 4; this kernelgen reads format 3"),
-        ('{"format": 3}', "name is missing"),
-        (b"\xff\xfe\x00", "not JSON"),
-    ],
-)
-def test_damaged_index(tmp_path: Path, text: str | bytes, reason: str) -> None:
-    (tmp_path / "index.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(KernelgenError, match=reason):
-        tree.read_index(tmp_path)

@@ -101,7 +101,7 @@ def test_linked_tables_are_those_of_the_pack(kernels: Kernels, tmp_path: Path, f
 
 
 def test_a_pack_that_does_not_say_what_programs_take_is_embedded(kernels: Kernels, tmp_path: Path) -> None:
-    contents = dataclasses.replace(bundle.gather(*kernels.arguments), neff_memory=())
+    contents = dataclasses.replace(bundle.build(*kernels.arguments), neff_memory=())
     pack.write(tmp_path / "tiny_trn1.kernels.gguf", contents)
     made = pack.read(tmp_path / "tiny_trn1.kernels.gguf")
     assert {neff.memory for neff in made.neffs} == {None}

@@ -15,7 +15,7 @@ from kernelgen import cli, fileio
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.lowering import emit
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 def test_a_file_appears_at_the_end(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from kernelgen.bundle.index import KernelIndex
-from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
+from kernelgen.bundle.key import ABSENT, KernelIndex, fnv1a, key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor, spec_from_json
-from kernelgen.spec.op_kernel import MAX_ID, spec_json
+from kernelgen.spec.kernel import MAX_ID, GraphSpec, Spec, UnnumberedNode, UnnumberedTensor
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "bundle-graph-keys.json").read_text())
 T = TensorDesc.parse
@@ -23,12 +21,12 @@ T = TensorDesc.parse
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["about"])
 def test_golden_keys_follow_from_their_specs(vector: dict[str, Any]) -> None:
-    spec = spec_from_json(vector["spec"])
+    spec = Spec.from_json(vector["spec"])
     assert isinstance(spec, GraphSpec)
     assert [f"{word:016x}" for word in key(spec)] == vector["key"]
     assert f"{key_hash(key(spec)):016x}" == vector["hash"]
     assert spec.id == vector["id"] and len(spec.id.encode()) <= MAX_ID
-    assert GraphSpec.from_json(json.loads(spec_json(spec))) == spec
+    assert GraphSpec.from_json(json.loads(spec.json)) == spec
     assert KernelIndex.build([spec]).find(key(spec)) == 0
 
 

@@ -7,13 +7,11 @@ import random
 
 import pytest
 
-from kernelgen.bundle import index
-from kernelgen.bundle.index import KernelIndex
-from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
+from kernelgen.bundle import key as key_module
+from kernelgen.bundle.key import ABSENT, KernelIndex, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, UnnumberedNode, UnnumberedTensor
 
 from . import golden
 
@@ -119,7 +117,7 @@ def test_groups_with_weights_in_other_layouts_are_other_kernels() -> None:
 
 def test_so_many_keys_of_one_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each such kernel would make searches longer; the library refuses such a bundle."""
-    monkeypatch.setattr(index, "key_hash", lambda words: 7)
-    assert set(index.make_slots(range(40), range(41))) == set(range(41))
+    monkeypatch.setattr(key_module, "key_hash", lambda words: 7)
+    assert set(key_module.make_slots(range(40), range(41))) == set(range(41))
     with pytest.raises(KernelgenError, match="more equal hashes"):
-        index.make_slots(range(400), range(401))
+        key_module.make_slots(range(400), range(401))

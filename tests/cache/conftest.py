@@ -17,7 +17,7 @@ from kernelgen import cache, lowering
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .store import Store
 

@@ -20,7 +20,7 @@ from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.plan import Kernel, Plan, Request
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 
@@ -302,7 +302,7 @@ def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
     builtin = Library("kernels", tmp_path / "kernels")
     builtin.root.mkdir()
     (builtin.root / "helper.py").write_text("X = 1\n")
-    monkeypatch.setattr("kernelgen.emitters.dependencies.builtin_library", lambda: builtin)
+    monkeypatch.setattr("kernelgen.emitters.library.builtin_library", lambda: builtin)
     with (mine.root / "helper.py").open("a") as stream:
         stream.write("from kernelgen.kernels import helper\n")
     assert emitted(2, tmp_path, mine) == 2
@@ -328,7 +328,7 @@ def test_an_input_of_one_language_is_not_an_input_of_kernels_in_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, library = tmp_path / "kernelgen", Library("mine", tmp_path / "mine")
-    files = ["hlo/lower.py", "languages/jax.py", "../nki_interpreter/language.py", "languages/numpy/tensor.py"]
+    files = ["hlo/lower.py", "languages/__init__.py", "../nki_interpreter/language.py", "languages/numpy/tensor.py"]
     for file in files:
         (own / file).parent.mkdir(parents=True, exist_ok=True)
         (own / file).write_text("")
@@ -360,7 +360,7 @@ def test_an_input_of_one_language_is_not_an_input_of_kernels_in_others(
         before = after
     assert changes == {
         "hlo/lower.py": {*sources},
-        "languages/jax.py": {*sources},
+        "languages/__init__.py": {*sources},
         "../nki_interpreter/language.py": {"around", "any", "nki"},
         "languages/numpy/tensor.py": {"any", "numpy"},
     }

@@ -18,7 +18,7 @@ import pytest
 
 from kernelgen.build import ondemand
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec, spec_json
+from kernelgen.spec.kernel import KernelSpec
 
 PROGRAM = Path(ondemand.__file__)
 TENSOR = TensorDesc.parse("(8,2,1,1)/f32")
@@ -46,7 +46,7 @@ def emit(tmp_path: Path, body: str, mode: str = "warm") -> subprocess.CompletedP
             tmp_path / "workers",
             mode,
             "emit-batch",
-            f"--spec={spec_json(SPEC)}",
+            f"--spec={SPEC.json}",
             "--library=mine",
             f"--emitter={module}",
         ),

@@ -13,7 +13,7 @@ import pytest
 
 from kernelgen import lowering
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 DOUBLE = Path(__file__).parent / "fake_neuronx_cc"
 

@@ -19,7 +19,7 @@ from kernelgen.bundle import describe
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.neff import container
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.kernel import GraphSpec
 
 pytestmark = pytest.mark.usefixtures("kept_workers")
 

@@ -13,11 +13,10 @@ import pytest
 
 from kernelgen import compilers
 from kernelgen.cache import Cache, CacheSettings, NeffKey
-from kernelgen.compilers.choice import resolve
+from kernelgen.compilers.choice import Simulator, resolve
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.simulate import simulate
-from kernelgen.compilers.simulator import Simulator
 from kernelgen.compilers.step import compile_file
 from kernelgen.errors import EXIT_FAILED, EXIT_USAGE, KernelgenError
 from kernelgen.hlo import proto

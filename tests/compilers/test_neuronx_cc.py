@@ -21,7 +21,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 TRN1 = CompileConfig.make("trn1")
 KERNEL = "sqr-64x4-f32-0123456789ab"

@@ -21,7 +21,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Make = Callable[..., bytes]
 CORPUS = "KERNELGEN_CORPUS"

@@ -24,15 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.bundle import build as bundle
-from kernelgen.bundle.index import make_slots
+from kernelgen.bundle.key import make_slots
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.neff import container
-from kernelgen.plan import Bundle
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.plan import BundleEntries, Entry
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, Spec
 
 ROWS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("broken-bundles.json").read_text())
 
@@ -155,7 +154,6 @@ _EDITS: Mapping[str, Callable[..., Any]] = {
     "swap": Draft.swap,
     "copy": lambda draft, source, to: draft.set(to, copy.deepcopy(draft.get(source))),
     "word": Draft.word,
-    "nest": lambda draft, depth: draft.texts.append(('"format"', f'"deep":{"[" * depth}{"]" * depth},"format"')),
     "text": lambda draft, old, new: draft.texts.append((old, new)),
     "metadata": lambda draft, name, kind, value: draft.metadata.append((name, kind, value)),
     "file": Draft.file,
@@ -173,10 +171,8 @@ def write_right(folder: Path) -> Path:
         hlos[spec.id], neffs[spec.id] = folder / f"{spec.id}.hlo.pb", folder / f"{spec.id}.neff"
         hlos[spec.id].write_bytes(hlo)
         neffs[spec.id].write_bytes(container.write_simulated(hlo, config.flags(), "simulator 1 (jaxlib 1.2.3)"))
-    ids = tuple(spec.id for spec in made)
-    bundle.build(
-        Bundle("tiny", "trn1", config.key, ids), {s.id: s for s in made}, hlos, neffs, config, tree_path=folder / "tree"
-    )
+    entries = tuple(Entry(spec.id, spec, config) for spec in made)
+    bundle.build(BundleEntries("tiny", config, entries), hlos, neffs, tree_path=folder / "tree")
     return folder / "tree"
 
 

@@ -16,8 +16,8 @@ from kernelgen.forecast.time import of_work, sbuf_bytes
 from kernelgen.forecast.work import Work, of_hlo
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.lowering import emission
-from kernelgen.lowering.op import traced_hlo
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.lowering.kernel import traced_hlo
+from kernelgen.spec.kernel import KernelSpec
 
 SBUF = 24 << 20
 PREC_F32 = 10

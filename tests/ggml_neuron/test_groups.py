@@ -23,7 +23,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.manifest import load
 from kernelgen.model.graph_ops import read_graphs
-from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
+from kernelgen.spec.kernel import GraphSpec, TensorPlace
 
 SHORTER = tuple(
     f"shorter-{name}"

@@ -16,7 +16,7 @@ from programs import Benched, Programs, Run, llama_bench, manifest_of
 from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 def specs(recording: Path) -> list[KernelSpec]:

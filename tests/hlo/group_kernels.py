@@ -12,15 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
-from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.lowering.emission import emit_functions
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, TensorPlace
 
 Array = np.ndarray[Any, Any]
 CATALOG = Catalog([builtin_library()])
@@ -29,9 +28,7 @@ CATALOG = Catalog([builtin_library()])
 @functools.cache
 def emit(spec: KernelSpec | GraphSpec) -> bytes:
     """Returns the HLO of a kernel of either kind."""
-    if isinstance(spec, GraphSpec):
-        return lowering.emit_graph(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops}).hlo
-    return lowering.emit(spec, load_function(*CATALOG.find(spec.op)))
+    return emit_functions(spec, {op: load_function(*CATALOG.find(op)) for op in spec.ops}).hlo
 
 
 @functools.cache

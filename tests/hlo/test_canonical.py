@@ -16,7 +16,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 F = "float32"
 LIBRARY = builtin_library()

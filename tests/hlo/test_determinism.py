@@ -16,8 +16,8 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.lowering import op
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.lowering import kernel as lowering_kernel
+from kernelgen.spec.kernel import KernelSpec
 
 SPECS = [
     ("rms_norm", ["(64,5,1,1)/f32"], "(64,5,1,1)/f32", {"eps": 1e-5}),
@@ -42,7 +42,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 lib = Library("kernelgen", Path(sys.argv[1]))
 made = {}
 for op, inputs, output, params in json.loads(sys.argv[2]):
@@ -117,7 +117,7 @@ def test_what_was_emitted_before_does_not_show(monkeypatch: pytest.MonkeyPatch) 
         return lowering.emit(spec, load_function(*Catalog([lib]).find(op)))
 
     once = [emit(case) for case in SPECS]
-    monkeypatch.setattr(op, "CLEAR_EVERY", 1)
+    monkeypatch.setattr(lowering_kernel, "CLEAR_EVERY", 1)
     assert [emit(case) for case in reversed(SPECS)][::-1] == once
 
 
@@ -134,8 +134,8 @@ def test_jax_keeps_nothing_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         gc.collect()
         return sum(isinstance(o, core.Jaxpr) for o in gc.get_objects())
 
-    monkeypatch.setattr(op, "CLEAR_EVERY", 8)
-    monkeypatch.setattr(op, "_lowered", 0)
+    monkeypatch.setattr(lowering_kernel, "CLEAR_EVERY", 8)
+    monkeypatch.setattr(lowering_kernel, "_lowered", 0)
     counts = []
     for n in range(1, 33):
         t = TensorDesc.make((n * 3, 2, 1, 1), "f32")

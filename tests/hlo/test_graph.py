@@ -16,9 +16,9 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
 from kernelgen.hlo.describe import describe
 from kernelgen.hlo.lint import errors, lint
-from kernelgen.lowering import emit_graph
+from kernelgen.lowering.emission import emit_functions
 from kernelgen.neff.container import tensors_of
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
+from kernelgen.spec.kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.targets import TARGETS
 
 from . import group_kernels as groups
@@ -94,9 +94,9 @@ def test_what_a_node_s_emitter_refuses_names_the_node_s_kernel() -> None:
         raise ValueError("no such scale")
 
     with pytest.raises(KernelgenError, match=r"kernel my_scale-.*no such scale"):
-        emit_graph(spec, {"relu": lambda x: x, "my_scale": my_scale})
+        emit_functions(spec, {"relu": lambda x: x, "my_scale": my_scale})
     with pytest.raises(KernelgenError, match="the kernel returns"):
-        emit_graph(spec, {"relu": lambda x: x[0], "my_scale": my_scale})
+        emit_functions(spec, {"relu": lambda x: x[0], "my_scale": my_scale})
 
 
 # --- random groups -----------------------------------------------------------------------------------------------------------

@@ -14,15 +14,13 @@ import kernelgen
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters import scan
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import Library, builtin_library, emitters_of
+from kernelgen.emitters.library import Library, builtin_library, dependencies, emitters_of
 from kernelgen.emitters.loading import load_function
 from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.plan import Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, UnnumberedNode, UnnumberedTensor
 
 HEADER = "from kernelgen.emitters import emitter\n"
 
@@ -208,7 +206,7 @@ def test_an_emitter_that_does_not_import_is_named(tmp_path: Path) -> None:
 
 def test_scanning_imports_no_jax() -> None:
     code = (
-        "import sys; from kernelgen.emitters.dependencies import dependencies;"
+        "import sys; from kernelgen.emitters.library import dependencies;"
         "from kernelgen.emitters.library import builtin_library; b = builtin_library();"
         "[dependencies(b, r.module) for r in b.scan().values()];"
         "print([m for m in ('jax', 'numpy') if m in sys.modules])"

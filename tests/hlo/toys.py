@@ -8,7 +8,7 @@ from typing import Any
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 def spec(inputs: list[str | None], output: str, alias: int | None = None, op: str = "toy", **params: Any) -> KernelSpec:

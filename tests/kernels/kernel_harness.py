@@ -21,7 +21,7 @@ from kernelgen.ggml import ops, shapes, weight_layouts
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
 LIBRARY = builtin_library()

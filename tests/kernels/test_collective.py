@@ -13,7 +13,7 @@ from kernel_harness import emit, spec
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import lint
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 

@@ -11,7 +11,7 @@ from kernel_harness import check, emit
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.lint import lint
 from kernelgen.model import graph_ops
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"

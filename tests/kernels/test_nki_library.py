@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from kernel_harness import LIBRARY, check, emit, spec
 
-from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.loading import load_function
 from kernelgen.hlo import execute, proto
+from kernelgen.lowering import emission
 
 NKI = ("nki",)
 LLAMA = {"n_dims": 64, "mode": 0, "freq_base": 5e5}
@@ -161,7 +161,7 @@ def test_the_hlo_of_a_kernel_in_nki_is_its_own():
 def emitted(kernel, targets):
     chosen = Catalog([LIBRARY]).choose(kernel, NKI, targets[0])
     assert chosen is not None
-    return lowering.emit_in("nki", kernel, load_function(*chosen), targets)
+    return emission.emit_functions(kernel, {kernel.op: load_function(*chosen)}, "nki", targets)
 
 
 @pytest.mark.parametrize("targets", [("trn1",), ("trn2",), ("trn1", "trn2")], ids="+".join)

@@ -8,7 +8,7 @@ from kernel_harness import check, emit, spec
 
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.lint import lint
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 SPECIAL = np.array(

@@ -12,7 +12,7 @@ from reference import compute
 from kernelgen.dispatch.lengths import LengthIndex
 from kernelgen.ggml.ops import GLU, OPS, UNARY
 from kernelgen.ggml.tokens import Cut, cuts, one_stream, why_not
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 N = 7
 """Tokens of the nodes; no other extent has this value."""

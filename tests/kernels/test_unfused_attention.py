@@ -9,7 +9,7 @@ from reference import compute
 
 from kernelgen.dispatch.lengths import LengthIndex
 from kernelgen.ggml.unfused_attention import Member, members
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 N, CELLS, HEADS, HEAD, ROOM = 7, 9, 4, 16, 24
 SHAPE = f"({CELLS},{N},{HEADS},1)/f32"

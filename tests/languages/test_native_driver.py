@@ -21,8 +21,7 @@ from kernelgen.compilers import nki_driver
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.plan import Plan
-from kernelgen.spec.op_kernel import spec_json
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 from kernelgen.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +131,7 @@ def record(folder: Path, target: str, spec: SourceSpec, **more: str) -> subproce
 def emit(folder: Path, target: str, spec: SourceSpec, native: str) -> subprocess.CompletedProcess[str]:
     """Runs the step that emits a kernel from a record, without NKI."""
     return run(
-        *("-m", "kernelgen.steps.worker", "emit", f"--spec={spec_json(spec)}", "--library=m", f"--target={target}"),
+        *("-m", "kernelgen.steps.worker", "emit", f"--spec={spec.json}", "--library=m", f"--target={target}"),
         *(f"--emitter={folder / 'add.py'}", f"--native={folder / native}.json", f"--output={folder / target}.pb"),
         path=str(TOOLS),
     )

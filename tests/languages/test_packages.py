@@ -17,9 +17,7 @@ from kernelgen.build.up_to_date import HloFiles
 from kernelgen.cache import OFF
 from kernelgen.compilers import nki_driver
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.fingerprint import of_sources
-from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.library import builtin_library, dependencies, of_sources
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import execute
 from kernelgen.lowering.emission import emit

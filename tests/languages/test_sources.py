@@ -20,8 +20,8 @@ from kernelgen.lowering.emission import emit
 from kernelgen.manifest.differentiable import operator
 from kernelgen.neff.container import tensors_of
 from kernelgen.plan import Plan
-from kernelgen.spec.graph_kernel import spec_from_json
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import SourceSpec, Spec
 
 KERNELS = {
     "scan.py": """\
@@ -97,7 +97,7 @@ def emitted(folder: Path, entries: str) -> tuple[SourceSpec, bytes]:
     made, catalog = plan(folder, entries)
     (kernel,) = made.kernels
     assert isinstance(kernel.spec, SourceSpec)
-    assert Plan.from_json(made.to_json()) == made and spec_from_json(kernel.spec.to_json()) == kernel.spec
+    assert Plan.from_json(made.to_json()) == made and Spec.from_json(kernel.spec.to_json()) == kernel.spec
     return kernel.spec, emit(catalog.emitters(kernel), kernel.spec, targets=kernel.targets).hlo
 
 

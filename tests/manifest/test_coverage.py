@@ -15,7 +15,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ENUM, f32_bits
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import graph_ops
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .conftest import make_library
 

@@ -14,7 +14,7 @@ from kernelgen.dispatch import coverage
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.model import graph_ops
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 LLAMA3 = Path(__file__).parents[2] / "manifests" / "llama3.yaml"

@@ -17,8 +17,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.manifest.template import Template
 from kernelgen.model import graph_ops
 from kernelgen.plan import Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 

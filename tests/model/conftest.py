@@ -21,7 +21,7 @@ from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.model.exporter import VARIABLE, Exporter
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ from kernelgen.model.derive import derive
 from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import ExportedNode, Graph, Shape
 from kernelgen.model.sizes import DecodeCall, Settings, pad
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .conftest import specs
 

@@ -31,8 +31,7 @@ from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 from .conftest import Derive
 

@@ -22,7 +22,7 @@ from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import crossing, layers, whole
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.plan import instructions
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.kernel import GraphSpec
 
 from .conftest import run_model
 

@@ -17,8 +17,7 @@ from kernelgen import cli
 from kernelgen.dispatch import coverage
 from kernelgen.model import graph_ops
 from kernelgen.model.exporter import Exporter
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 from .conftest import ROOT, Derive, run_model, specs
 

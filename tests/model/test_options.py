@@ -16,7 +16,7 @@ import random_llama
 from kernelgen.cli.model import command
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .conftest import ROOT, Derive, run_model
 

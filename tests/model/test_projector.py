@@ -11,7 +11,7 @@ import random_projector
 
 from kernelgen import cli
 from kernelgen.model.exporter import Exporter
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .conftest import Derive, specs
 

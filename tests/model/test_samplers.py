@@ -14,8 +14,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.hlo.lint import lint
 from kernelgen.model.exporter import Exporter
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 from kernelgen.targets import TARGETS
 
 from .conftest import Derive, run_model

@@ -11,14 +11,15 @@ from typing import Any
 import headers
 import pytest
 
-from kernelgen import cli, lowering, manifest
+from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.hlo import proto
+from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import GraphReader
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.kernel import GraphSpec
 
 SIZES = ("--graph", "n_tokens=1,n_kv=512", "--graph", "n_tokens=45,n_outputs=1")
 
@@ -95,7 +96,7 @@ def test_a_step_is_one_kernel_with_its_sums(exporter: Exporter, tmp_path: Path) 
     steps = [kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)]
     assert [sum(node.op == "all_reduce" for node in step.nodes) for step in steps] == [4, 4]
     for step in steps:
-        hlo = lowering.emit_graph(step, {op: load_function(*catalog.find(op)) for op in step.ops}).hlo
+        hlo = emission.emit_functions(step, {op: load_function(*catalog.find(op)) for op in step.ops}).hlo
         instructions = proto.entry(proto.parse(hlo)).instructions
         assert [i.channel_id for i in instructions if i.opcode == "all-reduce"] == [1, 2, 3, 4]
 

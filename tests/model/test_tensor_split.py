@@ -20,8 +20,7 @@ from kernelgen.forecast import memory
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.groups import cut_of
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 from published import MODELS
 
 OPTIONS = ("--n-ctx", "512", "--n-tokens", "1,45")

@@ -18,7 +18,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.neff import container, description
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 T = TensorDesc.parse

@@ -17,7 +17,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 T = TensorDesc.parse
 CONFIG = CompileConfig.make("trn2")

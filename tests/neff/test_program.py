@@ -14,10 +14,8 @@ from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.estimate import estimate
 from kernelgen.hlo.linted import LintedModule
-from kernelgen.neff import scratchpad_estimate
-from kernelgen.neff.memory import NeffMemory, needed
+from kernelgen.neff.memory import NeffMemory, estimated_scratchpad_bytes, needed, scratchpad_bytes
 from kernelgen.neff.program import program
-from kernelgen.neff.scratchpad import scratchpad_bytes
 
 
 def neff(members: dict[str, bytes]) -> bytes:
@@ -114,7 +112,7 @@ def test_what_a_neff_does_not_say_is_estimated() -> None:
 
 
 def test_a_simulated_program_takes_of_the_scratchpad_what_the_state_buffer_does_not_hold() -> None:
-    made = scratchpad_estimate.scratchpad_bytes(SPILLING)
+    made = estimated_scratchpad_bytes(SPILLING)
     assert made > 2 * 28 << 20
     assert takes({}, simulated=True, hlo=SPILLING).scratchpad == made - (2 * 28 << 20)
     assert takes({}, simulated=True).scratchpad == 0

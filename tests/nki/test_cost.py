@@ -13,7 +13,7 @@ from kernelgen.dispatch import chips, modelled_cost
 from kernelgen.errors import KernelgenError
 from kernelgen.lowering import emit
 from kernelgen.spec.filenames import notes_file
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from nki_interpreter import kernel, loading
 from nki_interpreter.cost import cost
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernelgen.hlo import execute
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 from nki_interpreter import kernel, loading, steps
 
 with loading.interpreter():

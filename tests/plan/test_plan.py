@@ -19,8 +19,7 @@ from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import Kernel, Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
-from kernelgen.spec.op_kernel import MAX_ID, KernelSpec, spec_from_ggml, spec_json
+from kernelgen.spec.kernel import MAX_ID, GraphSpec, KernelSpec, UnnumberedNode, UnnumberedTensor, spec_from_ggml
 from kernelgen.targets import TARGETS
 
 F32 = st.floats(width=32, allow_nan=False)
@@ -227,11 +226,11 @@ def test_a_graph_node_in_ggmls_numbers_is_the_kernel_of_the_same_description() -
 def test_every_infinity_and_nan_has_json() -> None:
     x = TensorDesc.make((4, 1, 1, 1), "f32")
     spec = KernelSpec.make("clamp", [x], x, {"min": -math.inf, "max": math.inf})
-    assert KernelSpec.from_json(json.loads(spec_json(spec))) == spec
+    assert KernelSpec.from_json(json.loads(spec.json)) == spec
 
 
 def test_ids_are_the_same_in_processes_with_other_hash_seeds() -> None:
-    code = "from kernelgen.ggml.tensor import *; from kernelgen.spec.op_kernel import *; t = TensorDesc.make((4, 3, 2, 1), 'f32'); print(KernelSpec.make('add', [t, t], t).id)"
+    code = "from kernelgen.ggml.tensor import *; from kernelgen.spec.kernel import *; t = TensorDesc.make((4, 3, 2, 1), 'f32'); print(KernelSpec.make('add', [t, t], t).id)"
     ids = {
         subprocess.run(
             [sys.executable, "-c", code],

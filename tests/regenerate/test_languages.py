@@ -9,7 +9,7 @@ import pytest
 from .test_targets import ROOT, copy_checkout, run
 
 LANGUAGE = """
-from kernelgen.languages.jax import _Jax
+from kernelgen.languages import _Jax
 
 
 class _Doubling(_Jax):

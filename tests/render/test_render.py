@@ -18,9 +18,7 @@ from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Plan
 from kernelgen.render import _cmake, bazel, cmake
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec, spec_json
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, Spec
 
 MANIFEST = """
 format: 1
@@ -30,18 +28,6 @@ compiler: {optlevel: 1, extra_flags: ["--verbose=35"], memory_per_compile: 9G}
 kernels:
   - {op: add, inputs: ["(8,2,1,1)/f32", "(8,1,1,1)/f32"], output: "(8,2,1,1)/f32"}
   - {op: rms_norm, inputs: ["(8,2,1,1)/f32"], output: "(8,2,1,1)/f32", params: {eps: 1.0e-6}}
-"""
-
-
-KINDS = """
-format: 1
-name: kinds
-targets: [trn1]
-kernels:
-  - {op: clamp, inputs: ["(8,2,1,1)/f32"], output: "(8,2,1,1)/f32", params: {min: -1.0, max: .inf}}
-  - {op: swiglu, inputs: ["(8,2,1,1)/f32"], output: "(4,2,1,1)/f32", params: {swapped: true}}
-  - {op: concat, inputs: ["(8,2,1,1)/f32", "(8,1,1,1)/f32"], output: "(8,3,1,1)/f32", params: {dim: 1}}
-  - {op: soft_max, inputs: ["(8,2,1,1)/f32", null, "(1,1,1,1)/f32"], output: "(8,2,1,1)/f32"}
 """
 
 
@@ -79,33 +65,9 @@ def calls(text: str) -> list[tuple[str, dict[str, ast.expr]]]:
     return [(ast.unparse(c.func), {k.arg: k.value for k in c.keywords if k.arg}) for c in found]
 
 
-def spec_of(attributes: Mapping[str, ast.expr]) -> KernelSpec:
-    """Returns the spec that the attributes of a `neuron_hlo` describe, built like in the rule."""
-    values = {name: ast.literal_eval(value) for name, value in attributes.items() if name not in ("emitter", "helpers")}
-    return KernelSpec.from_json(
-        {
-            "op": values["op"],
-            "inputs": [text or None for text in values["inputs"]],
-            "output": values["output"],
-            "params": values.get("params", {}),
-            "alias": values.get("alias"),
-        }
-    )
-
-
-def test_every_kind_of_attribute_says_what_the_spec_says(tmp_path: Path) -> None:
-    path = tmp_path / "kinds.yaml"
-    path.write_text(KINDS)
-    plan = Plan.merge(manifest.load([path], Catalog([builtin_library()])))
-    files = bazel.generate(plan, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
-    hlos = [a for rule, a in calls(files["kernels/BUILD.bazel"]) if rule == "neuron_hlo"]
-    assert [spec_of(a) for a in hlos] == [k.spec for k in plan.kernels]
-    params = {ast.literal_eval(a["op"]): ast.literal_eval(a["params"]) for a in hlos if "params" in a}
-    assert params["clamp"] == {"max": "inf", "min": "-1.0"}
-    assert params["swiglu"] == {"swapped": "true"}
-    assert params["concat"] == {"dim": "1"}
-    inputs = {ast.literal_eval(a["op"]): ast.literal_eval(a["inputs"]) for a in hlos}
-    assert inputs["soft_max"] == ["(8,2,1,1)/f32", "", "(1,1,1,1)/f32"]
+def spec_of(attributes: Mapping[str, ast.expr]) -> Spec:
+    """Returns the kernel of a `neuron_hlo`."""
+    return Spec.from_json(json.loads(ast.literal_eval(attributes["spec"])))
 
 
 def test_bazel_has_a_target_for_every_hlo_neff_and_bundle(plan: Plan) -> None:
@@ -152,35 +114,24 @@ def test_a_group_has_the_emitters_of_all_of_its_ops(group: Plan) -> None:
     (kernel,) = (k for k in group.kernels if isinstance(k.spec, GraphSpec))
     assert kernel.emitters == (("kernelgen", "elementwise"), ("kernelgen", "norm"))
     assert Plan.from_json(group.to_json()) == group
-    library = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels", ("@@//a:x.npy",))
+    library = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels", ("@@//a:x.npy", "@@//b:all"))
     text = bazel.generate(group, [library], "@@rules~")["kernels/BUILD.bazel"]
-    ((_, rule),) = ((name, a) for name, a in calls(text) if name == "neuron_graph_hlo")
-    assert ast.literal_eval(rule["name"]) == f"{kernel.spec.id}.hlo"
-    assert GraphSpec.from_json(json.loads(ast.literal_eval(rule["spec"]))) == kernel.spec
+    assert '_DATA = {\n    "kernelgen": ["@@//a:x.npy", "@@//b:all"],\n}' in text
+    assert '"kernelgen/norm": "@@rules~//kernels:norm.py"' in text
+    assert '"kernelgen/norm": ["@@rules~//kernels:common.py"]' in text
+    rules = {ast.literal_eval(a["name"]): a for name, a in calls(text) if name == "neuron_hlo"}
+    assert {name: spec_of(a) for name, a in rules.items()} == {f"{k.id}.hlo": k.spec for k in group.kernels}
+    assert {ast.unparse(a["data"]) for a in rules.values()} == {"_DATA['kernelgen']"}
+    rule = rules[f"{kernel.id}.hlo"]
     assert ast.unparse(rule["emitters"]) == (
         "{_EMITTERS['kernelgen/elementwise']: 'kernelgen', _EMITTERS['kernelgen/norm']: 'kernelgen'}"
     )
     assert ast.literal_eval(rule["helpers"]) == ["@@rules~//kernels:common.py"]
-    assert ast.unparse(rule["data"]) == "_DATA['kernelgen']"
     files = cmake.generate(group, [builtin_library()], BUILD)
     (name,) = (name for name in files if name.startswith("steps/graph."))
     words = files[name].splitlines()
     assert [Path(w).name for w in words if w.startswith("--emitter=")] == ["elementwise.py", "norm.py"]
     assert words.count("--library=kernelgen") == 2 and len([w for w in words if w.startswith("--spec=")]) == 1
-
-
-def test_bazel_names_an_emitter_and_the_helpers_that_it_imports_by_label(plan: Plan) -> None:
-    text = bazel.generate(plan, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
-    assert '"kernelgen/norm": "@@rules~//kernels:norm.py"' in text["kernels/BUILD.bazel"]
-    assert '"kernelgen/norm": ["@@rules~//kernels:common.py"]' in text["kernels/BUILD.bazel"]
-
-
-def test_bazel_gives_a_librarys_kernels_its_data(plan: Plan) -> None:
-    library = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels", ("@@//a:x.npy", "@@//b:all"))
-    text = bazel.generate(plan, [library], "@@rules~")["kernels/BUILD.bazel"]
-    assert '_DATA = {\n    "kernelgen": ["@@//a:x.npy", "@@//b:all"],\n}' in text
-    hlos = [a for rule, a in calls(text) if rule == "neuron_hlo"]
-    assert {ast.unparse(a["data"]) for a in hlos} == {"_DATA['kernelgen']"}
 
 
 def test_a_library_without_a_package_cannot_be_rendered(plan: Plan, tmp_path: Path) -> None:
@@ -211,7 +162,7 @@ def test_cmake_has_a_call_for_every_batch_neff_and_bundle(plan: Plan) -> None:
     }
     assert re.findall(r"^neuron_kernels_compile\((\S+)", text, re.M) == [n.id for n in plan.neffs]
     assert re.findall(r"^neuron_kernels_bundle\((\S+)", text, re.M) == ["two_trn1", "two_trn2"]
-    specs = [spec_json(k.spec) for k in plan.kernels]
+    specs = [k.spec.json for k in plan.kernels]
     lines = [line for name in batches for line in files[f"steps/{name}.emit"].splitlines()]
     assert [line.removeprefix("--spec=") for line in lines if line.startswith("--spec=")] == specs
     assert Plan.from_json(files["plan.json"]) == plan
@@ -311,17 +262,12 @@ def test_files_that_kernels_are_named_by_have_the_labels_of_their_packages(folde
     emitters, helpers, *_ = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
     assert sorted(emitters.values()) == ["@@//k:one.py", "@@//own:sub/two.py"]
     assert sorted(map(str, helpers.values())) == ["['@@//k:helper.py']", "[]"]
-    rules = [
-        {key: ast.literal_eval(value) for key, value in a.items() if key in ("name", "language", "kernel", "source")}
-        for name, a in calls(text)
-        if name == "neuron_source_hlo"
-    ]
+    rules = [a for name, a in calls(text) if name == "neuron_hlo"]
     languages = {"one": "numpy", "two": None}
-    assert [(r["name"], r["kernel"], r["source"], r.get("language")) for r in rules] == [
-        (f"{k.id}.hlo", k.spec.name, k.spec.source, languages[k.spec.op])
-        for k in plan.kernels
-        if isinstance(k.spec, SourceSpec)
-    ]
+    assert [
+        (ast.literal_eval(a["name"]), spec_of(a), ast.literal_eval(a["language"]) if "language" in a else None)
+        for a in rules
+    ] == [(f"{k.id}.hlo", k.spec, languages[k.spec.op]) for k in plan.kernels]
 
 
 def test_kernels_in_jax_alone_are_emitted_without_the_other_languages(tmp_path: Path) -> None:
@@ -344,8 +290,6 @@ def test_kernels_in_jax_alone_are_emitted_without_the_other_languages(tmp_path: 
     sources = [bazel.package_of(library, {tmp_path: "@@"}) for library in catalog.sources.values()]
     text = bazel.generate(plan, sources, "@@rules")["kernels/BUILD.bazel"]
     alone = {
-        ast.literal_eval(attributes["source"]).partition(":")[2]
-        for name, attributes in calls(text)
-        if name == "neuron_source_hlo" and "jax_alone" in attributes
+        spec_of(attributes).op for name, attributes in calls(text) if name == "neuron_hlo" and "jax_alone" in attributes
     }
     assert alone == {"plain"}

@@ -1,24 +1,20 @@
-"""Bazel, CMake and `kernelgen build` write the same bytes, for every kind of kernel in a manifest.
+"""CMake's steps and `kernelgen build` write the same bytes, for every kind of kernel in a manifest.
 
-No build tool runs: a double (`starlark`) runs Bazel's rules, and a function here runs CMake's generated steps. A NEFF
-depends only on its HLO and flags; nothing is compiled. tests/bazel and tests/cmake build such a manifest with the real
-tools.
+No build tool runs: a function here runs CMake's generated steps. A NEFF depends only on its HLO and flags; nothing is compiled.
+tests/bazel/test_arguments.py and tests/cmake/test_sources.py build such a manifest with the real tools.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from nki_double import Double
-from starlark import ROOT, Failed, Packages
 
 from kernelgen import manifest
 from kernelgen.bundle import pack
@@ -29,14 +25,13 @@ from kernelgen.cli.frame import run as cli
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.languages.nki import native
-from kernelgen.lowering.emission import emit
 from kernelgen.neff import container, provenance
 from kernelgen.plan import BundleEntries, Plan
-from kernelgen.render import bazel, cmake
+from kernelgen.render import cmake
 from kernelgen.spec.filenames import hlo_file, notes_file
-from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.steps import worker
 
+ROOT = Path(__file__).resolve().parents[2]
 IDENTITY = "simulator 1 (jaxlib 1.2.3)"
 
 NATIVE = """\
@@ -54,7 +49,7 @@ NATIVE = """\
 
 
 class Ways:
-    """The manifest, and the three ways to build it."""
+    """The manifest, and two ways to build it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,50 +97,6 @@ class Ways:
             step("bundle", f"@{folder / 'steps' / f'{bundle.id}.bundle'}", f"--pack={folder / pack_name(bundle.id)}")
         return {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
 
-    def by_bazel(self, changed: Callable[[str], str] = str) -> dict[str, bytes]:
-        """Bundles from the steps that Bazel's rules run; `changed` edits their BUILD file."""
-        folder = self.folder / "bazel"
-        shutil.rmtree(folder, ignore_errors=True)
-        own = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")
-        named = [bazel.package_of(library, {self.folder: "@@"}) for library in self.catalog.sources.values()]
-        files = bazel.generate(self.plan, [own, *named], "@@rules~")
-        for name, text in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-
-        def run(mnemonic: str, words: list[str]) -> None:
-            given = {name: value for name, _, value in (word.partition("=") for word in words)}
-            if mnemonic == "NeuronCompile":
-                compiled(
-                    Path(given["--hlo"]), [w[7:] for w in words if w.startswith("--flag=")], Path(given["--output"])
-                )
-            elif mnemonic == "NeuronNative":
-                self.native(given)
-            elif mnemonic == "NeuronEmit" or "--pack" in given:
-                step(*words)
-
-        folders = {own.package: ROOT / "kernels"} | {source.package: self.folder / "kernels" for source in named}
-        packages = Packages(folder, folders, run)
-        packages.build("kernels", files["kernels/BUILD.bazel"])
-        packages.build("bundles", changed(files["bundles/BUILD.bazel"]))
-        return {path.name: path.read_bytes() for path in (folder / "bundles").glob("*.gguf")}
-
-    def native(self, given: dict[str, str]) -> None:
-        """Writes the output of `hlo.native_driver` for the kernel in its arguments."""
-        (kernel,) = (k for k in self.plan.kernels if f"{k.id}.native.json" == Path(given["--output"]).name)
-        spec = kernel.spec
-        assert isinstance(spec, SourceSpec)
-        assert json.loads(given["--call"]) == {
-            "arrays": [f"float32[{','.join(map(str, array.shape))}]" for array in spec.inputs],
-            "env": dict(spec.env),
-            "function": spec.function,
-            "grid": list(spec.grid),
-            "keywords": dict(spec.params),
-        }
-        with native.keeping() as records:
-            emit(self.catalog.emitters(kernel), kernel.spec, targets=(given["--target"],))
-        Path(given["--output"]).write_text(json.dumps(records[0]))
-
 
 def compiled(hlo: Path, flags: list[str], output: Path) -> None:
     output.write_bytes(container.write_simulated(hlo.read_bytes(), flags, IDENTITY))
@@ -162,11 +113,10 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
         yield Ways(tmp_path_factory.mktemp("ways"))
 
 
-def test_all_ways_write_the_same_bytes(ways: Ways) -> None:
+def test_both_ways_write_the_same_bytes(ways: Ways) -> None:
     direct = ways.direct
     assert sorted(direct) == ["every_trn1.kernels.gguf", "every_trn2.kernels.gguf"]
     assert ways.by_cmake() == direct
-    assert ways.by_bazel() == direct
 
 
 def test_a_bundle_has_every_kind_of_entry(ways: Ways) -> None:
@@ -184,27 +134,6 @@ def test_a_bundle_has_every_kind_of_entry(ways: Ways) -> None:
         noted = {made.index.ids[i] for i, notes in enumerate(made.notes) if notes}
         assert noted >= {e.spec.id for e in planned.entries if e.noted and e.spec.op == "now"}
     assert any(kernel.prebuilt for kernel in ways.plan.kernels)
-
-
-def test_a_bundle_that_is_kept_by_hand_has_the_same_bytes(ways: Ways) -> None:
-    """`neuron_kernel_bundle` without a plan, of the same NEFFs."""
-    direct = ways.direct
-
-    def by_hand(text: str) -> str:
-        for bundle in ways.plan.bundles:
-            flags = ways.plan.entries(bundle).config.flags()
-            entries = f'    entries = "{bundle.id}.entries.json",\n'
-            assert entries in text
-            text = text.replace(entries, f'    manifest = "{bundle.name}",\n    flags = {json.dumps(flags)},\n')
-        return text
-
-    assert ways.by_bazel(by_hand) == direct
-    with pytest.raises(
-        Failed, match="a bundle's kernels are compiled with the same flags, or `flags` names those of most"
-    ):
-        ways.by_bazel(lambda text: re.sub("    flags = .*\n", "", by_hand(text)))
-    with pytest.raises(Failed, match="`entries` or `manifest` is needed"):
-        ways.by_bazel(lambda text: re.sub("    entries = .*\n", "", text))
 
 
 def test_files_that_are_not_those_of_the_entries_are_refused(ways: Ways) -> None:

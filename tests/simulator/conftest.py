@@ -18,7 +18,7 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 

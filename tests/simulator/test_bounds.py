@@ -13,9 +13,9 @@ import pytest
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 from kernelgen.simulator import bounds
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Array = Any
 

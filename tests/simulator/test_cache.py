@@ -24,7 +24,7 @@ def hlo() -> Hlo:
     from kernelgen.emitters.library import builtin_library
     from kernelgen.emitters.loading import load_function
     from kernelgen.ggml.tensor import TensorDesc
-    from kernelgen.spec.op_kernel import KernelSpec
+    from kernelgen.spec.kernel import KernelSpec
 
     def make(op: str) -> bytes:
         source = builtin_library()

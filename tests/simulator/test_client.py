@@ -15,7 +15,7 @@ import pytest
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.neff import container
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]

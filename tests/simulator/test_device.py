@@ -13,7 +13,7 @@ import pytest
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.simulator import device as module
 from kernelgen.simulator.device import Arena, DeviceError, SimulatedDevice
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Make = Callable[..., Path]
 

@@ -12,7 +12,7 @@ from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import execute, proto
 from kernelgen.simulator import miscompiles
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 @pytest.fixture(scope="module")

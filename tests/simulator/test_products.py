@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelgen.hlo import execute, proto
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 from kernelgen.simulator import products
 
 Array = Any

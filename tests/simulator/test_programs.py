@@ -15,10 +15,10 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
 from kernelgen.hlo.estimate import estimate
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 from kernelgen.neff import container
-from kernelgen.neff.scratchpad_estimate import scratchpad_bytes
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.neff.memory import estimated_scratchpad_bytes
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -70,7 +70,7 @@ def kept(x: Array) -> Array:
 )
 def test_the_estimate_of_a_programs_memory(function: Callable[[Array], Array], expected: int) -> None:
     hlo, _ = traced_hlo(function, [((64, 64), "float32")])
-    assert scratchpad_bytes(hlo) == expected
+    assert estimated_scratchpad_bytes(hlo) == expected
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.hlo import execute, proto
-from kernelgen.lowering.op import traced_hlo
+from kernelgen.lowering.kernel import traced_hlo
 from kernelgen.neff import container
 from kernelgen.simulator import device as module
 from kernelgen.simulator import updates

@@ -17,9 +17,7 @@ from kernelgen.ggml.types import TYPES
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.spec import products
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
-from kernelgen.spec.op_kernel import spec_json
-from kernelgen.spec.source_kernel import SourceSpec, own_target
+from kernelgen.spec.kernel import KernelSpec, Spec
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, SIMULATOR_MEMORY_MB, TARGETS, Target
 
 FORMAT = 1
@@ -53,7 +51,7 @@ class Kernel:
 
     @property
     def id(self) -> str:
-        return built_id(self.spec.id, self.language, own_target(self.spec, self.targets))
+        return built_id(self.spec.id, self.language, self.spec.own_target(self.targets))
 
     @property
     def emitters(self) -> tuple[tuple[str, str], ...]:
@@ -63,7 +61,7 @@ class Kernel:
     @property
     def interpreted(self) -> Kernel:
         """The same kernel in the form that a CPU can run (`SourceSpec.interpreted`)."""
-        return replace(self, spec=self.spec.interpreted) if isinstance(self.spec, SourceSpec) else self
+        return replace(self, spec=self.spec.interpreted)
 
     @property
     def noted(self) -> bool:
@@ -196,7 +194,7 @@ class BundleEntries:
             tuple(
                 Entry(
                     e["kernel"],
-                    spec_from_json(e["spec"]),
+                    Spec.from_json(e["spec"]),
                     CompileConfig.from_flags(e["flags"]) if "flags" in e else config,
                     e.get("noted", False),
                 )
@@ -265,7 +263,7 @@ def instructions(spec: Spec) -> int:
     """Returns the estimated instructions of a group's products on one physical core; 0 for any other kernel."""
     return sum(
         products.instructions(node.op, weights.tensor.ne, TYPES[weights.tensor.dtype].quantized, node.output.ne)
-        for node in (spec.nodes if isinstance(spec, GraphSpec) else ())
+        for node in (() if isinstance(spec, KernelSpec) else spec.nodes)
         if node.inputs and (weights := node.inputs[0]) is not None
     )
 
@@ -356,7 +354,7 @@ class Plan:
         kernels = [
             f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
             + (f'"more":{canonical_json(k.more)},' if k.more else "")
-            + f'"spec":{spec_json(k.spec)}{_language_json(k)}}}'
+            + f'"spec":{k.spec.json}{_language_json(k)}}}'
             for k in self.kernels
         ]
         configs = {c.key: c.to_json() for c in self.configs}
@@ -396,7 +394,7 @@ class Plan:
         return Plan(
             tuple(
                 Kernel(
-                    spec_from_json(k["spec"]),
+                    Spec.from_json(k["spec"]),
                     k["emitter"],
                     k["library"],
                     tuple(map(tuple, k.get("more", ()))),

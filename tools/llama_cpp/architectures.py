@@ -32,7 +32,7 @@ from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 LIMIT = 1e-4
 """The largest allowed normalised mean squared error of the logits against the CPU's; test-llama-archs has the same limit."""

@@ -30,16 +30,16 @@ import recordings
 
 import kernelgen
 from kernelgen import cli, manifest
-from kernelgen.bundle.build import build_planned
+from kernelgen.bundle import build as bundles
 from kernelgen.bundle.contents import pack_name
 from kernelgen.compilers.base import refuse_unsupported
-from kernelgen.compilers.simulator import Simulator
+from kernelgen.compilers.choice import Simulator
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.lowering import emission
 from kernelgen.neff import container
-from kernelgen.plan import Kernel, Plan, Request
+from kernelgen.plan import Entry, Kernel, Plan, Request
 from kernelgen.targets import INSTANCES
 
 ROOT = Path(__file__).parents[2]
@@ -265,7 +265,9 @@ class Builder:
         planned = plan.entries(plan.bundles[0])
         kernels = {kernel.id: kernel for kernel in plan.kernels}
         result = BuiltPack()
-        entries, hlos, neffs = [], [], []
+        entries: list[Entry] = []
+        hlos: dict[str, Path] = {}
+        neffs: dict[str, Path] = {}
         with tempfile.TemporaryDirectory(dir=folder) as scratch, self.lock:
             for entry in planned.entries:
                 try:
@@ -279,12 +281,12 @@ class Builder:
                     continue
                 result.languages[kernels[entry.kernel].language] += 1
                 entries.append(replace(entry, noted=False))
-                hlos.append(Path(scratch, f"{entry.kernel}.hlo.pb"))
-                hlos[-1].write_bytes(hlo)
-                neffs.append(Path(scratch, f"{entry.kernel}.neff"))
-                neffs[-1].write_bytes(container.write_simulated(hlo, entry.config.flags(), self.identity))
+                hlos[entry.kernel] = Path(scratch, f"{entry.kernel}.hlo.pb")
+                hlos[entry.kernel].write_bytes(hlo)
+                neffs[entry.kernel] = Path(scratch, f"{entry.kernel}.neff")
+                neffs[entry.kernel].write_bytes(container.write_simulated(hlo, entry.config.flags(), self.identity))
             if entries:
-                build_planned(
+                bundles.build(
                     replace(planned, entries=tuple(entries)),
                     hlos,
                     neffs,

@@ -13,7 +13,7 @@ from kernelgen.model import graph_ops
 from kernelgen.model.graphs import GraphReader
 from kernelgen.model.reasons import Reasons
 from kernelgen.model.writing import param_text
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 _MISSING = re.compile(r"ggml-neuron: no kernel for (\{.*\})$")
 

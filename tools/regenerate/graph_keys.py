@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
+from kernelgen.spec.kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 
 _T = TensorDesc.parse
 

@@ -23,7 +23,7 @@ from kernelgen.bundle.key import key, tensor_words
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.plan import Plan
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 def lookups(specs: Iterable[KernelSpec]) -> str:

@@ -29,18 +29,24 @@ def _flags(ctx, neffs):
 def _own_flags(neff):
     return json.encode(neff.flags)
 
-def _bundle(ctx, neffs, output, form, what):
+def _entries(ctx, neffs):
+    """Returns the file with the bundle's entries: the plan's, or one that the attributes describe."""
+    if ctx.file.entries:
+        return ctx.file.entries
+    flags = _flags(ctx, neffs)
+    entries = ctx.actions.declare_file(ctx.label.name + ".entries.json")
+    kernels = [
+        {"flags": n.flags, "kernel": n.kernel.id, "noted": bool(n.kernel.notes), "spec": json.decode(n.kernel.spec)}
+        for n in neffs
+    ]
+    ctx.actions.write(entries, json.encode({"entries": kernels, "flags": flags, "format": 1, "name": ctx.attr.manifest}))
+    return entries
+
+def _bundle(ctx, entries, neffs, output, form, what):
     """Registers the action that writes one form of the bundle."""
     args = ctx.actions.args()
     args.add("bundle")
-    if ctx.file.entries:
-        args.add(ctx.file.entries, format = "--entries=%s")
-    else:
-        args.add(ctx.attr.manifest, format = "--name=%s")
-        args.add_all(_flags(ctx, neffs), format_each = "--flag=%s")
-        args.add_all([n.kernel.spec for n in neffs], format_each = "--spec=%s")
-        args.add_all(neffs, map_each = _own_flags, format_each = "--flags=%s")
-        args.add_all([n.kernel.id for n in neffs if n.kernel.notes], format_each = "--noted=%s")
+    args.add(entries, format = "--entries=%s")
     args.add_all([n.kernel.hlo for n in neffs], format_each = "--hlo=%s")
     args.add_all([n.neff for n in neffs], format_each = "--neff=%s")
     if neffs[0].identity:
@@ -51,7 +57,7 @@ def _bundle(ctx, neffs, output, form, what):
         ctx.attr._tool[KernelgenToolInfo],
         args,
         worker = True,
-        inputs = ctx.files.entries + [n.neff for n in neffs] + [n.kernel.hlo for n in neffs] + [n.kernel.notes for n in neffs if n.kernel.notes],
+        inputs = [entries] + [n.neff for n in neffs] + [n.kernel.hlo for n in neffs] + [n.kernel.notes for n in neffs if n.kernel.notes],
         mnemonic = "NeuronBundle",
         outputs = [output],
         progress_message = "{} {}".format(what, ctx.label.name),
@@ -83,10 +89,11 @@ def _lint(ctx, neffs, stamp):
 def _neuron_kernel_bundle_impl(ctx):
     name = ctx.label.name
     neffs = [target[NeuronNeffInfo] for target in ctx.attr.neffs]
+    entries = _entries(ctx, neffs)
     pack = ctx.actions.declare_file(name + ".kernels.gguf")
-    _bundle(ctx, neffs, pack, "pack", "Packing")
+    _bundle(ctx, entries, neffs, pack, "pack", "Packing")
     tree = ctx.actions.declare_directory(name + ".tree")
-    _bundle(ctx, neffs, tree, "tree", "Laying out")
+    _bundle(ctx, entries, neffs, tree, "tree", "Laying out")
     linted = ctx.actions.declare_file(name + ".linted")
     _lint(ctx, neffs, linted)
     logs = depset([n.log for n in neffs if n.log])

@@ -16,20 +16,13 @@ def _neuron_native_kernel_impl(ctx):
             outputs = [made],
         )
     else:
-        call = {
-            "arrays": ctx.attr.arrays,
-            "env": ctx.attr.env,
-            "function": ctx.attr.function,
-            "grid": ctx.attr.grid,
-            "keywords": {name: json.decode(value) for name, value in ctx.attr.params.items()},
-        }
         args = ctx.actions.args()
         args.add(toolchain.nki_driver)
         args.add(toolchain.nki_identity, format = "--identity=%s")
         args.add(ctx.file.emitter, format = "--emitter=%s")
         if ctx.attr.module:
             args.add(ctx.attr.module, format = "--module=%s")
-        args.add(json.encode(call), format = "--call=%s")
+        args.add(ctx.attr.call, format = "--call=%s")
         args.add(ctx.attr.target, format = "--target=%s")
         args.add(made, format = "--output=%s")
         ctx.actions.run(
@@ -52,15 +45,11 @@ _neuron_native_kernel = rule(
 The action depends on the kernel's file, its imports from its folder, and the compiler's name and version.""",
     implementation = _neuron_native_kernel_impl,
     attrs = {
-        "arrays": attr.string_list(doc = "The array arguments by NumPy's names: `float32[128,512]`."),
+        "call": attr.string(mandatory = True, doc = "The call, as JSON: the function, its array arguments by NumPy's names (`float32[128,512]`), its static arguments, grid and environment."),
         "data": attr.label_list(allow_files = True, doc = "Files that the kernel's module reads."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The kernel's file."),
-        "env": attr.string_dict(doc = "The environment variables of the emitter's process."),
-        "function": attr.string(mandatory = True, doc = "The function's name."),
-        "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
         "helpers": attr.label_list(allow_files = [".py"], doc = "Modules that the file imports from its folder."),
         "module": attr.string(doc = "The file's module name in its Python package; empty without a package."),
-        "params": attr.string_dict(doc = "The static arguments by name, each as JSON."),
         "target": attr.string(mandatory = True, doc = "neuronx-cc's `--target`."),
     },
     toolchains = [_TOOLCHAIN],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .core import Array, dequantize, dot_type, example, out, reference
 from .softmax import slope

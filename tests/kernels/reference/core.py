@@ -12,7 +12,7 @@ import numpy as np
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .quantize import QUANTIZE
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .core import Array, below, example, f32, out, reference
 

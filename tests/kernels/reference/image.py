@@ -7,7 +7,7 @@ from math import floor
 
 import numpy as np
 
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .core import Array, example, f32, out, reference
 

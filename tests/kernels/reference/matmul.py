@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .core import DTYPES, Array, below, dequantize, dot_type, example, f32, out, reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .core import Array, example, out, reference
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 from .core import Array, example, f32, out, reference
 

@@ -13,14 +13,12 @@ from pathlib import Path
 from kernelgen.build.pool import Pool
 from kernelgen.build.up_to_date import emit_arguments
 from kernelgen.emitters.library import Library
-from kernelgen.emitters.scan import registration
-from kernelgen.emitters.sources import of_source
+from kernelgen.emitters.scan import of_source, registration
 from kernelgen.errors import Diagnostic, Location
 from kernelgen.hlo.compare import first_difference
 from kernelgen.plan import Kernel
 from kernelgen.spec.filenames import hlo_file
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec
 
 _SEEDS = ("1", "2")
 HINT = (

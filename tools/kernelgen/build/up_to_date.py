@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.emitters.dependencies import INTERPRETER, dependencies, language_of_file, languages_of
-from kernelgen.emitters.library import BUILTIN, Library
+from kernelgen.emitters.library import BUILTIN, INTERPRETER, Library, dependencies, language_of_file, languages_of
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Kernel
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, native_file, notes_file
-from kernelgen.spec.op_kernel import spec_json
 
 _PACKAGES = ("gguf", "jax", "jaxlib", "ml_dtypes", "neuronx-cc", "nki", "numpy", "protobuf")
 _KNOWN = frozenset(
@@ -97,7 +95,7 @@ class HloFiles:
             prebuilt = [_digest(Path(word.partition("=")[2])) for word in _prebuilt_arguments(kernel, self.libraries)]
         except (KernelgenError, OSError):
             return None
-        own: dict[str, Any] = {"emitters": emitters, "spec": spec_json(kernel.spec), "targets": kernel.targets}
+        own: dict[str, Any] = {"emitters": emitters, "spec": kernel.spec.json, "targets": kernel.targets}
         own |= {"prebuilt": prebuilt}
         own |= {"kernelgen": {str(p): d for p, d in self._own.items() if language_of_file(p) in ("", *languages)}}
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
@@ -153,7 +151,7 @@ def emit_arguments(kernel: Kernel, libraries: Mapping[str, Library], output: Pat
     """Returns the arguments of the step that emits a kernel (`kernelgen.steps.worker`)."""
     return [
         "emit",
-        f"--spec={spec_json(kernel.spec)}",
+        f"--spec={kernel.spec.json}",
         *(word for library, file in modules(kernel, libraries) for word in _module_arguments(library, file)),
         f"--output={output}",
         *(f"--target={target}" for target in kernel.targets),

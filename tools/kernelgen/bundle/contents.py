@@ -7,17 +7,13 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernelgen.bundle.index import KernelIndex
+from kernelgen.bundle.key import KernelIndex
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.memory import NeffMemory
-from kernelgen.spec.graph_kernel import Spec
-from kernelgen.spec.op_kernel import MAX_ID
+from kernelgen.spec.kernel import MAX_ID, Spec
 
 FORMAT = 3
 """Version of the bundle format (docs/reference/bundle-format.md)."""
-
-SPEC_DEPTH = 3
-"""Nesting depth of specs and notes in a tree's index: the arrays and objects around them."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 

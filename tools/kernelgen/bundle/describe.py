@@ -27,7 +27,7 @@ from kernelgen.neff.container import HEADER_SIZE
 from kernelgen.neff.identity import flag
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, kernel_of, notes_file
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 
 
 def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, StoredFile, is_kernel_id, is_sha256
-from kernelgen.bundle.index import KernelIndex, make_slots
+from kernelgen.bundle.key import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
 from kernelgen.neff.memory import MAX, NeffMemory
-from kernelgen.spec.op_kernel import spec_json
 
 ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
@@ -59,7 +58,7 @@ def write(path: str | Path, contents: Contents) -> None:
         add("kernelgen.version", origin.version, value.STRING)
         add("kernelgen.jax_version", origin.jax_version, value.STRING)
         add("kernelgen.kernel.ids", index.ids, value.ARRAY, value.STRING)
-        add("kernelgen.kernel.specs", [spec_json(spec) for spec in contents.specs], value.ARRAY, value.STRING)
+        add("kernelgen.kernel.specs", [spec.json for spec in contents.specs], value.ARRAY, value.STRING)
         add("kernelgen.kernel.hlo_sha256", [hlo.sha256 for hlo in contents.hlos], value.ARRAY, value.STRING)
         add("kernelgen.kernel.neff", contents.kernel_neff, value.ARRAY, value.UINT32)
         if any(contents.notes):

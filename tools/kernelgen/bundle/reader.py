@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,12 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle import pack, tree
-from kernelgen.bundle.contents import SPEC_DEPTH, BundleOrigin, pack_name
-from kernelgen.bundle.json_text import read_json
+from kernelgen.bundle.contents import BundleOrigin, pack_name
 from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader
 from kernelgen.neff.memory import NeffMemory
-from kernelgen.spec.graph_kernel import Spec, spec_from_json
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec, Spec
 from kernelgen.targets import TARGETS
 
 
@@ -153,8 +152,8 @@ def of_pack(path: Path) -> StoredBundle:
 
     def value(text: str, what: str) -> dict[str, Any]:
         try:
-            found = read_json(text, SPEC_DEPTH)
-        except ValueError as error:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: {error}") from None
         if not isinstance(found, dict):
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: it is not an object")
@@ -252,7 +251,7 @@ _BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError
 
 def _spec(made: StoredBundle, kernel: StoredKernel) -> Spec:
     try:
-        return spec_from_json(kernel.spec)
+        return Spec.from_json(kernel.spec)
     except _BAD_VALUES as error:
         raise KernelgenError(f"{made.index}: the spec of {kernel.id} cannot be read: {error}") from None
 

@@ -14,12 +14,10 @@ from typing import Any
 
 from kernelgen import fileio
 from kernelgen.bundle.contents import FORMAT, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256
-from kernelgen.bundle.json_text import read_json
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.memory import MAX, NeffMemory
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, hlo_file
-from kernelgen.spec.op_kernel import spec_json
 
 INDEX = "index.json"
 
@@ -70,7 +68,7 @@ def write(path: str | Path, contents: Contents) -> None:
                 canonical_json(
                     {
                         "id": kernel,
-                        "spec": json.loads(spec_json(contents.specs[number])),
+                        "spec": json.loads(contents.specs[number].json),
                         "key": "".join(f"{word:016x}" for word in contents.index.key_of(number)),
                         "hlo": hlo,
                         "hlo_sha256": contents.hlos[number].sha256,
@@ -111,10 +109,10 @@ def read_index(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path) / INDEX
     try:
-        value = read_json(fileio.read_input(file, limit=2**32 - 1))
+        value = json.loads(fileio.read_input(file, limit=2**32 - 1))
     except FileNotFoundError:
         raise KernelgenError(f"{path}: not a bundle tree: it has no {INDEX}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise KernelgenError(f"{file}: not JSON of a bundle: {error}") from None
     if not isinstance(value, dict) or "format" not in value:
         raise KernelgenError(f"{file}: not the index of a bundle")

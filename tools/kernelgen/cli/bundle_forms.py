@@ -56,7 +56,7 @@ def write(
         KernelgenError: at the end, with all problems of the bundles that could not be written.
         OSError: an output cannot be written.
     """
-    from kernelgen.bundle.build import build_planned
+    from kernelgen.bundle.build import build
     from kernelgen.bundle.contents import pack_name
 
     mistakes: list[Diagnostic] = []
@@ -65,10 +65,10 @@ def write(
         tree = folder / bundle.id if "tree" in forms else None
         planned = plan.entries(bundle)
         try:
-            build_planned(
+            build(
                 planned,
-                [hlos.get(entry.kernel) for entry in planned.entries],
-                [neffs.get(neff) for neff in bundle.neffs().values()],
+                hlos,
+                {kernel: neffs.get(neff) for kernel, neff in bundle.neffs().items()},
                 compiler=compiler,
                 jax_version=jax_version,
                 tree_path=tree,

@@ -17,7 +17,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError, described
 from kernelgen.manifest.sources import ReferenceCheck
 from kernelgen.plan import Kernel, Plan
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,8 +19,7 @@ from kernelgen.model import exporter, graph_ops
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.graph_ops import GraphExport
 from kernelgen.model.sizes import Settings
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 from kernelgen.targets import TARGETS
 
 

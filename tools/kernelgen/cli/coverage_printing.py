@@ -12,7 +12,7 @@ from kernelgen.dispatch.coverage import Coverage, GraphOp, Row
 from kernelgen.dispatch.report import CoverageReport, grouped_ops
 from kernelgen.model import graph_ops
 from kernelgen.model.graph_ops import GraphExport
-from kernelgen.spec.op_kernel import KernelSpec, spec_json
+from kernelgen.spec.kernel import KernelSpec
 
 
 def _describe(spec: KernelSpec) -> str:
@@ -155,7 +155,7 @@ def plain(report: CoverageReport) -> dict[str, Any]:
             }
             for graph, result in report.results
         ],
-        "beyond": [{"id": spec.id, "spec": json.loads(spec_json(spec))} for spec in report.beyond],
+        "beyond": [{"id": spec.id, "spec": json.loads(spec.json)} for spec in report.beyond],
     }
 
 
@@ -176,4 +176,4 @@ def _missing_json(graph: GraphExport, result: Coverage, report: CoverageReport) 
 
 
 def _op_json(op: GraphOp) -> dict[str, Any]:
-    return {"line": op.line, "name": op.name, "id": op.spec.id, "spec": json.loads(spec_json(op.spec))}
+    return {"line": op.line, "name": op.name, "id": op.spec.id, "spec": json.loads(op.spec.json)}

@@ -21,11 +21,11 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, notes_file
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json, spec_ops
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import Spec
 
 if TYPE_CHECKING:
     from kernelgen.lowering.emission import Emission
+    from kernelgen.lowering.kernel import Lowered
 
 
 @click.command(short_help="Write the HLO of kernels.")
@@ -104,7 +104,7 @@ def select(ids: Sequence[str], ops: Sequence[str], only: str | None, asked_by: s
 def _spec(text: str) -> Spec:
     try:
         value = json.loads(text)
-        return spec_from_json(value.get("spec", value))
+        return Spec.from_json(value.get("spec", value))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) and error.args else error
         raise KernelgenError(f"--spec: not a kernel: {what}") from None
@@ -119,26 +119,43 @@ def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagn
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
-    from kernelgen.emitters.loading import load_functions
-    from kernelgen.lowering import stages
-    from kernelgen.lowering.emission import using_prebuilt
-    from kernelgen.lowering.function import lower_source
-    from kernelgen.lowering.graph import lower_graph
-    from kernelgen.lowering.op import lower
+    from kernelgen.lowering.emission import lower_emitters
 
     path = output / f"{kernel.id}.{stage}.txt"
     emitters, before = catalog.emitters(kernel), catalog.prebuilt_of(kernel)
-    with contextlib.redirect_stdout(sys.stderr), using_prebuilt(emitters, kernel.spec, kernel.targets, before):
-        functions = load_functions(emitters)
-        if isinstance(kernel.spec, GraphSpec):
-            lowered = lower_graph(kernel.spec, dict(zip(spec_ops(kernel.spec), functions, strict=True)))
-        elif isinstance(kernel.spec, SourceSpec):
-            lowered = lower_source(kernel.language, kernel.spec, functions[0], kernel.targets)
-        else:
-            lowered = lower(kernel.spec, functions[0], kernel.language, kernel.targets)
-        text = stages.text(lowered, stage)
+    with contextlib.redirect_stdout(sys.stderr):
+        lowered = lower_emitters(emitters, kernel.spec, targets=kernel.targets, prebuilt=before)
+        text = _text(lowered, stage)
     fileio.write_bytes(path.absolute(), text.encode())
     return path
+
+
+def _text(lowered: Lowered, stage: str) -> str:
+    """Returns a kernel at a stage, ending in a newline.
+
+    The stages are the language's operations in JAX; JAX's HLO; the canonical HLO for the compiler; XLA's optimized HLO for this
+    machine's CPU.
+    """
+    from kernelgen.hlo.canonicalize import canonicalize
+
+    if stage == "traced":
+        return f"{lowered.traced}\n"
+    if stage == "hlo":
+        return _hlo_text(lowered.hlo)
+    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
+    if stage == "canonical":
+        return _hlo_text(hlo)
+    from kernelgen.hlo.execute import compile_for_cpu
+
+    made: str = compile_for_cpu(hlo).loaded.hlo_modules()[0].to_string()
+    return made.rstrip() + "\n"
+
+
+def _hlo_text(hlo: bytes) -> str:
+    from jaxlib import xla_client
+
+    made: str = xla_client.XlaComputation(hlo).as_hlo_text()
+    return made.rstrip() + "\n"
 
 
 def emitted(kernel: Kernel, catalog: Catalog) -> Emission:

@@ -13,8 +13,7 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.estimate import MAX_DESCRIPTORS, Estimate, estimate
 from kernelgen.plan import Kernel, Plan
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import Spec
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 LIMITS = (
@@ -88,6 +87,4 @@ def _would_do(spec: Spec, factor: float) -> str:
 
 
 def _results(spec: Spec) -> list[TensorDesc]:
-    if isinstance(spec, GraphSpec):
-        return [node.output for node in spec.nodes if node.escapes]
-    return [spec.output] if isinstance(spec, KernelSpec) else []
+    return [node.output for node in spec.nodes if node.escapes or len(spec.nodes) == 1]

@@ -18,8 +18,7 @@ from kernelgen.cli.options import (
     only_targets,
 )
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import BUILTIN
+from kernelgen.emitters.library import BUILTIN, dependencies
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.manifest.settings import megabytes
 from kernelgen.plan import Plan, Request

@@ -16,7 +16,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
 from kernelgen.forecast.kernels import Kernels
 from kernelgen.ggml import model_files
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 from kernelgen.targets import TARGETS
 
 

@@ -12,8 +12,6 @@ from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.plan import Kernel, Plan, instructions
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 
@@ -86,21 +84,11 @@ def modules(kernel: Kernel) -> str:
     return ",".join(f"{library}/{module}.py" for library, module in kernel.emitters)
 
 
-def _description(spec: Spec) -> str:
-    if isinstance(spec, GraphSpec):
-        return f"{len(spec.nodes)} nodes, {len(spec.slots)} slots of {sum(spec.slots)} bytes"
-    if isinstance(spec, SourceSpec):
-        return f"{', '.join(map(str, spec.inputs))} -> {', '.join(map(str, spec.outputs))}"
-    inputs = ", ".join("-" if t is None else str(t) for t in spec.inputs)
-    return f"{inputs} -> {spec.output}"
-
-
 def _table(plan: Plan) -> str:
     width = max((len(kernel.id) for kernel in plan.kernels), default=0)
     lines = []
     for kernel in plan.kernels:
-        spec = kernel.spec
-        lines.append(f"{kernel.id:<{width}}  {modules(kernel)}  {_description(spec)}")
+        lines.append(f"{kernel.id:<{width}}  {modules(kernel)}  {kernel.spec.description}")
     lines.append("")
     for bundle in plan.bundles:
         counts = Counter(bundle.configs().values())

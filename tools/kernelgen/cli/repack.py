@@ -16,7 +16,7 @@ from kernelgen.cli import kernel_files, options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_OK, Diagnostic, KernelgenError, printable
 from kernelgen.model import gguf_weights, repacked
-from kernelgen.spec.graph_kernel import Spec
+from kernelgen.spec.kernel import Spec
 from kernelgen.targets import TARGETS
 
 VARIABLE = "GGML_NEURON_REPACKED"

@@ -37,8 +37,7 @@ from kernelgen.report.kernel_page import KernelOrigin
 from kernelgen.report.numbers import ReportInputs, collect
 from kernelgen.report.page import of_kernel, page, table
 from kernelgen.report.titles import ModelTitles
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 N_KV = (256, 1024, 4096, 16384)
 """Cells of the cache in the forecasts of a token, up to the context's length."""

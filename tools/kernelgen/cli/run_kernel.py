@@ -18,8 +18,8 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, KernelgenError
 from kernelgen.languages import LANGUAGES
 from kernelgen.plan import Kernel
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import KernelSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,15 +98,25 @@ class _Made:
 
     Attributes:
         hlo: its canonical HLO.
-        parameters: shape and NumPy dtype name of each parameter.
-        results: the results' names.
         kernel: the plan's kernel, or None for a function in a file.
     """
 
     hlo: bytes
-    parameters: tuple[tuple[tuple[int, ...], str], ...]
-    results: tuple[str, ...]
-    kernel: Any = None
+    kernel: Kernel | None = None
+
+    @property
+    def parameters(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and NumPy dtype name of each parameter."""
+        from kernelgen.hlo import execute
+
+        return [(shape, dtype) for _, dtype, shape in execute.parameters(self.hlo)]
+
+    @property
+    def results(self) -> list[str]:
+        """The results' names."""
+        from kernelgen.neff.container import tensors_of
+
+        return [tensor.name for tensor in tensors_of(self.hlo) if tensor.usage == "out"]
 
 
 def _is_file(kernel: str) -> bool:
@@ -114,15 +124,9 @@ def _is_file(kernel: str) -> bool:
     return bool(colon) and file.endswith(".py") and function.isidentifier()
 
 
-def _canonical(lowered: Any, parameters: Sequence[tuple[tuple[int, ...], str]], kernel: Any = None) -> _Made:
-    from kernelgen.hlo.canonicalize import canonicalize
-
-    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
-    return _Made(hlo, tuple(parameters), lowered.outputs, kernel)
-
-
 def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets: tuple[str, ...], seed: int) -> _Made:
     from kernelgen.emitters.loading import load_file
+    from kernelgen.hlo.canonicalize import canonicalize
     from kernelgen.lowering.function import Launch, lower_function
 
     file, _, name = kernel.rpartition(":")
@@ -134,7 +138,8 @@ def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets:
     if not described:
         raise KernelgenError(f"{kernel}: give its inputs: --inputs f32[128,512] for each, or a .npy file")
     launch = Launch(tuple(described), keywords=_keywords(params), targets=targets)
-    return _canonical(lower_function(language, function, launch, name), described)
+    lowered = lower_function(language, function, launch, name)
+    return _Made(canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases))
 
 
 def _of_manifest(
@@ -152,37 +157,18 @@ def _of_manifest(
         none = "is not a kernel of the manifest; `kernelgen plan` prints their ids"
         raise KernelgenError(f"'{kernel}' {names if found else none}")
     (chosen,) = found.values()
-    if isinstance(chosen.spec, GraphSpec):
-        raise KernelgenError(f"'{kernel}' is a graph kernel: `kernelgen run` runs kernels of one op")
-    if isinstance(chosen.spec, SourceSpec):
-        return _of_source(chosen, catalog)
-    return _emitted(chosen.spec, catalog, language or chosen.language, targets)
+    return _emitted(chosen, catalog, language, targets)
 
 
-def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
+def _emitted(kernel: Kernel, catalog: Catalog, language: str | None, targets: tuple[str, ...]) -> _Made:
+    """Returns a kernel's HLO, in another language than the plan's if one is given."""
     from kernelgen.lowering.emission import emit
-    from kernelgen.neff.container import tensors_of
 
-    spec = kernel.spec
-    assert isinstance(spec, SourceSpec)
+    if language is not None and isinstance(kernel.spec, KernelSpec):
+        kernel, *_ = catalog.kernels(kernel.spec, (language,), targets or ("trn1",))
     # A native call runs on no CPU: the interpreter's lowering of the kernel replaces it.
-    hlo = emit(catalog.emitters(kernel.interpreted), spec.interpreted, targets=kernel.targets).hlo
-    results = tuple(tensor.name for tensor in tensors_of(hlo) if tensor.usage == "out")
-    return _Made(hlo, tuple(a.numpy for a in spec.inputs), results)
-
-
-def _emitted(spec: Any, catalog: Catalog, language: str, targets: tuple[str, ...]) -> _Made:
-    from kernelgen.emitters.loading import load_function
-    from kernelgen.hlo.storage import storage
-    from kernelgen.lowering.op import lower, numbers_argument
-
-    (kernel, *_) = catalog.kernels(spec, (language,), targets or ("trn1",))
-    ((library, registration),) = catalog.emitters(kernel)
-    lowered = lower(spec, load_function(library, registration), kernel.language, kernel.targets)
-    parameters = [(s.shape, s.dtype) for s in (storage(t) for t in spec.inputs if t is not None)]
-    if spec.opened:
-        parameters.append(numbers_argument(len(spec.opened)))
-    return _canonical(lowered, parameters, kernel)
+    kernel = kernel.interpreted
+    return _Made(emit(catalog.emitters(kernel), kernel.spec, targets=kernel.targets).hlo, kernel)
 
 
 def _keywords(params: Sequence[str]) -> dict[str, Any]:
@@ -272,9 +258,9 @@ def _wanted(
     import numpy as np
 
     if compare in LANGUAGES:
-        if made.kernel is None:
+        if made.kernel is None or not isinstance(made.kernel.spec, KernelSpec):
             raise KernelgenError(f"--compare {compare}: only the kernel of an op has emitters in several languages")
-        return _execute(_emitted(made.kernel.spec, catalog, compare, targets), arrays)
+        return _execute(_emitted(made.kernel, catalog, compare, targets), arrays)
     if not _is_file(compare):
         raise KernelgenError(f"--compare {compare}: expected one of {', '.join(LANGUAGES)}, or FILE:FUNCTION")
     from kernelgen.emitters.loading import load_file

@@ -6,11 +6,13 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen.compilers import simulate
 from kernelgen.compilers.base import Compiler
 from kernelgen.compilers.neuronx_cc import NAME, NeuronxCC
-from kernelgen.compilers.simulator import Simulator
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 
 CHOICES = ("auto", NAME, "simulator")
@@ -22,6 +24,46 @@ HOW_TO_INSTALL = (
     "install neuronx-cc from AWS's package index (see the Neuron SDK's installation guide) and have it on PATH, "
     f"or set {SDK_VARIABLE} to its virtual environment; or choose the simulator"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulator:
+    """The simulator as a `Compiler`.
+
+    Attributes:
+        note: a message to print once.
+    """
+
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return "simulator"
+
+    @property
+    def identity(self) -> str:
+        return simulate.identity()
+
+    def compile(
+        self,
+        hlo: bytes,
+        config: CompileConfig,
+        *,
+        kernel: str,
+        log_dir: Path,
+        timeout: float | None = None,
+        memory_mb: int | None = None,
+        log: Path | None = None,
+    ) -> bytes:
+        """Returns a simulated NEFF.
+
+        It runs in this process: `timeout` and `memory_mb` do not apply, and the error has all the information.
+        """
+        try:
+            return simulate.simulate(hlo, config.flags())
+        except KernelgenError as error:
+            message = error.diagnostics[0].message
+            raise KernelgenError(f"kernel {kernel} for {config.target}: {message}", exit_code=error.exit_code) from None
 
 
 def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Compiler:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor, ScheduledExecution
 from kernelgen.hlo import proto
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
+from kernelgen.spec.kernel import GraphSpec, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,7 @@ def read_kernels(bundle: Path) -> list[CheckKernel]:
     found = []
     for k in index["kernels"]:
         neff, hlo = (bundle / k["neff"]).read_bytes(), (bundle / k["hlo"]).read_bytes()
-        found.append(_kernel(k["id"], neff, hlo, spec_from_json(k["spec"]), index["target"], index["lnc"]))
+        found.append(_kernel(k["id"], neff, hlo, Spec.from_json(k["spec"]), index["target"], index["lnc"]))
     return found
 
 

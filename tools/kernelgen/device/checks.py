@@ -23,7 +23,7 @@ from kernelgen.device.bench import (
 )
 from kernelgen.device.libnrt import Libnrt, StatusError
 from kernelgen.device.manifest import KERNELS, MANIFEST
-from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.kernel import GraphSpec
 from kernelgen.targets import TARGETS
 
 __all__ = ["KERNELS", "MANIFEST", "Bench", "CheckResult", "read_kernels"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kernelgen.device.bench import CheckError, CheckKernel, CheckWarning, DeviceBench, MissingKernel, inputs_of, nmse
 from kernelgen.device.libnrt import NrtTensor
 from kernelgen.device.manifest import DIVISOR, PARTS
-from kernelgen.spec.graph_kernel import GraphSpec, Operand
+from kernelgen.spec.kernel import GraphSpec, Operand
 
 if TYPE_CHECKING:
     import numpy as np

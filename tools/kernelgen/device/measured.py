@@ -24,7 +24,8 @@ from kernelgen.device.libnrt import NrtTensor, ScheduledExecution, StatusError
 from kernelgen.device.manifest import COPIED, RUNS
 from kernelgen.dispatch import chips
 from kernelgen.hlo import estimate
-from kernelgen.neff import program, scratchpad
+from kernelgen.neff import memory as neff_memory
+from kernelgen.neff import program
 from kernelgen.targets import INSTRUCTION_BYTES
 
 if TYPE_CHECKING:
@@ -238,10 +239,10 @@ def memory(bench: DeviceBench) -> str:
     if not any(bench.taken.values()):
         return "the library does not tell how much memory is used"
     # Loading some programs also allocates pages of the scratchpad, which all share.
-    taken = [bench.taken[k.name] % scratchpad.PAGE for k in bench.kernels]
+    taken = [bench.taken[k.name] % neff_memory.PAGE for k in bench.kernels]
     others = taken[1:]
     first = bench.taken[bench.kernels[0].name]
-    shared = max(scratchpad.scratchpad_bytes(k.neff, source=k.name) for k in bench.kernels)
+    shared = max(neff_memory.scratchpad_bytes(k.neff, source=k.name) for k in bench.kernels)
     largest = max(range(1, len(taken)), key=lambda i: taken[i])
     kernel = bench.kernels[largest]
     expected = _program_bytes(kernel)

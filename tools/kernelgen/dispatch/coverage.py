@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kernelgen.dispatch.lengths import Selection
 from kernelgen.ggml.ops import ANY
 from kernelgen.model.graph_ops import GraphCall
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 @dataclass(frozen=True, slots=True)

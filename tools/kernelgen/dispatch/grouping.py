@@ -20,8 +20,7 @@ from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import readers_of, segment_spec
 from kernelgen.model.repeats import Segment
 from kernelgen.model.streams import split_streams
-from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, TensorPlace
 
 
 class UngroupedReason(enum.IntEnum):

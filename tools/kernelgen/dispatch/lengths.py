@@ -14,7 +14,7 @@ from kernelgen.dispatch.costs import Costs, builtin
 from kernelgen.ggml import unfused_attention
 from kernelgen.ggml.tokens import Cut, Tensors, cuts, one_stream
 from kernelgen.ggml.unfused_attention import Member, members
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 MAX_CHUNKS = 16
 """Maximum launches for one node: with more, the CPU is as good."""

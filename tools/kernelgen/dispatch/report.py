@@ -15,8 +15,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.ggml import tokens
 from kernelgen.model.graph_ops import GraphExport
 from kernelgen.model.reasons import Reasons
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 
 @dataclass(frozen=True)

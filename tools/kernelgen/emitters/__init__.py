@@ -18,7 +18,7 @@ tuple of such rows: `types=("f32, f32", "f16, f32 f16")`. An op without inputs h
 
 `language` is the kernel's language, if not JAX. With `numpy`, the function is in NumPy; with `nki`, it is in JAX and calls an NKI
 kernel. `targets` lists its targets, if not all. `where` has comparisons of sizes and integer parameters ("x_ne0 <= 4096";
-`kernelgen.emitters.conditions`): a kernel that violates one needs another emitter. `layouts` lists the layouts besides ggml's that
+`kernelgen.emitters.scan`): a kernel that violates one needs another emitter. `layouts` lists the layouts besides ggml's that
 the emitter accepts for the op's weights: a weight in the layout `planes` arrives as the bytes of its rows,
 `(ne3, ne2, ne1, bytes per row)`, and one in `transposed` as it is stored, `(ne3, ne2, ne0, ne1)`. Several emitters may compute an
 op, each in its own module: a manifest's `languages` chooses (`kernelgen.emitters.catalog`).

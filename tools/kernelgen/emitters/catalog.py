@@ -19,9 +19,7 @@ from kernelgen.ggml.ops import Op, Param
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel
 from kernelgen.spec.filenames import native_file
-from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_ops
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import KernelSpec, SourceSpec, Spec
 
 
 class Catalog:
@@ -166,24 +164,24 @@ class Catalog:
         """
         if isinstance(spec, SourceSpec):
             raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
-        if not isinstance(spec, GraphSpec):
+        if isinstance(spec, KernelSpec):
             library, chosen = self.find(spec.op)
             if not chosen.takes_layouts(spec):
                 self._check_layouts(spec)
                 library, chosen = next(found for found in self._all[spec.op] if found[1].takes_layouts(spec))
             return Kernel(spec, chosen.module, library.name, language=chosen.language)
         order = {library.name: i for i, library in enumerate(self.libraries)}
-        found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec_ops(spec))}
+        found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec.ops)}
         (name, module), *more = sorted(found, key=lambda one: (order[one[0]], one[1]))
         return Kernel(spec, module, name, tuple(more))
 
-    def _of_group(self, spec: GraphSpec, op: str) -> tuple[Library, Registration]:
+    def _of_group(self, spec: Spec, op: str) -> tuple[Library, Registration]:
         """Returns the emitter of an op inside a graph kernel, for weights in their layouts there.
 
         Raises:
             KernelgenError: no emitter computes it.
         """
-        kernels = [node.kernel for node in spec.nodes if node.op == op]
+        kernels = [kernel for kernel in spec.kernels if kernel.op == op]
         for library, made in self._all.get(op, ()):
             if made.in_groups and all(map(made.takes_layouts, kernels)):
                 return library, made

@@ -21,10 +21,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from kernelgen import languages
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
+from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library, dependencies
 from kernelgen.emitters.registration import Registration
-from kernelgen.emitters.sources import of_function
+from kernelgen.emitters.scan import of_function
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.languages.environment import only
@@ -118,27 +117,29 @@ def _digest(file: Path) -> bytes:
     return hashlib.sha256(file.read_bytes()).digest()
 
 
-class _SourceLoader(importlib.abc.SourceLoader):
+class _SourceLoader(importlib.machinery.SourceFileLoader):
     """Loads a module only from its source.
 
     Does not read or write cached bytecode: its staleness check relies on a file's time and size, which sandboxes with linked inputs
     change, and a build must leave no files beside its sources.
+
+    Args:
+        fullname: the module's name in this process.
+        file: its file.
+        names: the name of its package in its own imports, and in this process; None outside packages.
     """
 
-    def __init__(self, path: Path, names: tuple[str, str] | None = None) -> None:
-        self._path = path
+    def __init__(self, fullname: str, file: Path, names: tuple[str, str] | None) -> None:
+        super().__init__(fullname, str(file))
         self._names = names
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
         if self._names:
             module.__dict__["__builtins__"] = {**vars(builtins), "__import__": partial(_import, *self._names)}
         super().exec_module(module)
-
-    def get_filename(self, fullname: str) -> str:
-        return str(self._path)
-
-    def get_data(self, path: str | bytes) -> bytes:
-        return Path(path if isinstance(path, str) else path.decode()).read_bytes()
 
 
 def _import(
@@ -187,12 +188,12 @@ class _Finder(importlib.abc.MetaPathFinder):
             or (library.package and init.is_file())
             or (library.package and not file.is_file() and folder.is_dir())
         ):
-            loader = _SourceLoader(init, names) if init.is_file() else None
+            loader = _SourceLoader(fullname, init, names) if init.is_file() else None
             spec = importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
             spec.submodule_search_locations = [str(folder)]
             return spec
         if (library.package or len(parts) == 1) and file.is_file():
-            return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(file, names))
+            return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(fullname, file, names))
         if library.package:
             # No other finder may search the folder: kernelgen does not track imports of anything but sources.
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)

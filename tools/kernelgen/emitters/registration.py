@@ -1,17 +1,70 @@
-"""The registration of one op in a kernel library, as a value."""
+"""The registration of one op in a kernel library, and the conditions of its emitter, as values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from kernelgen.emitters.conditions import EmitterCondition
-from kernelgen.emitters.type_rows import Row
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.languages import DEFAULT
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
+
+COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.LtE: operator.le,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.Gt: operator.gt,
+}
+BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+"""The operators of `@emitter(where=…)`."""
+
+Row = tuple[tuple[str, ...], ...]
+"""The names of each input's allowed types."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmitterCondition:
+    """A comparison that a kernel's sizes and parameters must satisfy for the emitter to accept it; `scan` has checked it.
+
+    It has two sides of integers, names, `+ - * // %` and parentheses. The names are `<input>_ne0` to `<input>_ne3`, the sizes of an
+    input under the emitter's name for it, and the op's integer parameters. A comparison that names an absent input is ignored.
+    """
+
+    text: str
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Returns whether the comparison holds; it holds if a name has no value or a divisor is 0."""
+        comparison = ast.parse(self.text, mode="eval").body
+        assert isinstance(comparison, ast.Compare)
+        try:
+            left, right = (_value(side, values) for side in (comparison.left, comparison.comparators[0]))
+        except (KeyError, ZeroDivisionError):
+            return True
+        return COMPARE[type(comparison.ops[0])](left, right)
+
+
+def _value(node: ast.expr, values: Mapping[str, int]) -> int:
+    if isinstance(node, ast.BinOp):
+        result: int = BINARY[type(node.op)](_value(node.left, values), _value(node.right, values))
+        return result
+    if isinstance(node, ast.Name):
+        return values[node.id]
+    assert isinstance(node, ast.Constant)
+    assert isinstance(node.value, int)
+    return node.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from kernelgen.forecast.time import Time, of_work, summed_us
 from kernelgen.forecast.work import Work, of_one_core
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model.graphs import Graph
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 INPUTS = 5
 """Writes of llama.cpp before it computes a call: tokens, positions, mask, rows of keys and of values."""

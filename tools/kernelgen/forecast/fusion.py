@@ -24,8 +24,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import Cut, cut_of, instructions, readers_of, segment_spec
-from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Operand, TensorPlace
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, MAX_INSTRUCTIONS
 
 FUSES = ("none", "layer", "layers:2", "layers:4", "layers:8", "step")
@@ -194,7 +193,7 @@ def _work(spec: KernelSpec | GraphSpec, widened: Collection[TensorDesc]) -> Work
     total = Work()
     works = []
     slots = set()
-    for node in spec.nodes if isinstance(spec, GraphSpec) else (_alone(spec),):
+    for node in spec.nodes:
         for number, operand in enumerate(node.inputs):
             if operand is None or number == _NOT_READ.get(node.op):
                 continue
@@ -213,9 +212,3 @@ def _work(spec: KernelSpec | GraphSpec, widened: Collection[TensorDesc]) -> Work
     products = added(works)
     products.read += total.read
     return replace(products, written=total.written, all_reduces=total.all_reduces, reduced=total.reduced)
-
-
-def _alone(spec: KernelSpec) -> GraphNode:
-    """Returns the node of a kernel of one op."""
-    inputs = [None if t is None else Operand(TensorPlace(True, n), t) for n, t in enumerate(spec.inputs)]
-    return GraphNode(spec.op, tuple(inputs), spec.output, spec.params, escapes=spec.alias is None)

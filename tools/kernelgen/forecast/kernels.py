@@ -17,11 +17,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import BF16, F8_TILES
 from kernelgen.model.graphs import Graph
 from kernelgen.plan import Kernel
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import SourceSpec
-
-Spec = KernelSpec | GraphSpec | SourceSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, Spec
 
 
 class Kernels:
@@ -45,7 +41,7 @@ class Kernels:
         self._read_hlo = read_hlo or {}
         self._sources = sources or {}
         # Graphs have weights in ggml's form; the backend handles kernels' layouts.
-        self.by_graph = {spec if isinstance(spec, SourceSpec) else spec.without_layouts: spec for spec in specs}
+        self.by_graph = {spec.without_layouts: spec for spec in specs}
         self._groups = Groups(spec for spec in self.by_graph if isinstance(spec, GraphSpec))
         self._ops = frozenset(spec for spec in self.by_graph if isinstance(spec, KernelSpec))
         self._widened = frozenset().union(*map(_widened, self.by_graph.values()))
@@ -114,8 +110,5 @@ class Kernels:
 
 def _widened(spec: Spec) -> frozenset[TensorDesc]:
     """Returns the weights for which a kernel requests a layout of another size; weights in `bf16` are in ggml's form here."""
-    if isinstance(spec, SourceSpec):
-        return frozenset()
-    kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
-    tensors = [t for kernel in kernels for t in kernel.inputs if t is not None]
+    tensors = [t for kernel in spec.kernels for t in kernel.inputs if t is not None]
     return frozenset(t if t.layout == F8_TILES else t.in_layout("") for t in tensors if t.layout in (BF16, F8_TILES))

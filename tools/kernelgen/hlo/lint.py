@@ -58,7 +58,7 @@ def lint(
         if rule.per_target and target is None:
             continue
         severity = WARNING if rule.waiver and _waived(rule.waiver, flags) else rule.severity
-        for i, message in rule.check(m, target):
+        for i, message in rule.violations(m, target):
             where = "module" if i is None else f"{i.name} ({i.opcode})"
             findings.append(Finding(rule.name, severity, where, message, rule.hint))
     return findings

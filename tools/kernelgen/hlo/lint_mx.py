@@ -45,12 +45,11 @@ RULES = {
 """The violation that each code reports."""
 
 
-def violations(m: LintedModule) -> Iterator[tuple[str, Any, str]]:
-    """Yields (code, instruction, problem) for every call."""
-    for computation, i in m.with_computation("custom-call"):
-        of = {QUANTIZE: quantize, SCALED_DOT: scaled_dot}.get(i.custom_call_target)
-        if of is not None:
-            yield from ((code, i, message) for code, message in of(i, m.operands(computation, i)))
+def violation(code: str, m: LintedModule, computation: Any, i: Any, target: object) -> str:
+    """Returns how a custom call violates the rule of a code; else an empty text."""
+    of = {QUANTIZE: quantize, SCALED_DOT: scaled_dot}.get(i.custom_call_target)
+    found = () if of is None else of(i, m.operands(computation, i))
+    return next((message for other, message in found if other == code), "")
 
 
 def dtype(i: Any) -> object:

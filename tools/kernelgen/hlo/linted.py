@@ -92,6 +92,9 @@ class LintedModule:
         message: the module.
         computations: by id.
         instructions: of all computations.
+        by_id: instructions, by the ids of their computation and their own.
+        by_opcode: (computation, instruction) of each opcode.
+        by_type: the instructions whose results have an element type.
         flags: neuronx-cc's further flags for the compile.
         lnc: physical cores of a logical one; None for the target's default.
         estimate: the module's cached estimate; None until the lint computes it.
@@ -102,21 +105,23 @@ class LintedModule:
     def __init__(self, hlo: bytes, flags: Sequence[str] = (), lnc: int | None = None) -> None:
         self.message = proto.parse(hlo, _Module)
         self.computations = proto.computations(self.message)
-        self.instructions = [i for c in self.message.computations for i in c.instructions]
-        self.by_id = {(c.id, i.id): i for c in self.message.computations for i in c.instructions}
+        self.instructions: list[Any] = []
+        self.by_id: dict[tuple[int, int], Any] = {}
+        self.by_opcode: dict[str, list[tuple[Any, Any]]] = {}
+        self.by_type: dict[str, list[Any]] = {}
+        for computation in self.message.computations:
+            for i in computation.instructions:
+                self.instructions.append(i)
+                self.by_id[computation.id, i.id] = i
+                self.by_opcode.setdefault(i.opcode, []).append((computation, i))
+                for kind in {element_type(s) for s in shapes(i.shape)}:
+                    self.by_type.setdefault(kind, []).append(i)
         self.flags = tuple(flags)
         self.lnc = lnc
         self.estimate: Any = None
 
     def operands(self, computation: Any, i: Any) -> list[Any]:
         return [self.by_id[computation.id, n] for n in i.operand_ids]
-
-    def with_computation(self, *opcodes: str) -> Iterator[tuple[Any, Any]]:
-        """Yields (computation, instruction), limited to the given opcodes if there are any."""
-        for computation in self.message.computations:
-            for i in computation.instructions:
-                if not opcodes or i.opcode in opcodes:
-                    yield computation, i
 
     def called(self, computation: Any, i: Any) -> list[tuple[Any, int]]:
         """Returns the computations that a loop, a call or a fusion executes, and how often; empty for other instructions.

@@ -7,9 +7,13 @@ neither JAX nor NumPy.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from kernelgen.languages.protocol import Language
+from kernelgen.languages.protocol import Call, CallResults, Language
 
 DEFAULT = "jax"
 """The default language of an emitter, and of a kernel whose manifest selects none."""
@@ -35,6 +39,22 @@ def built_id(kernel: str, language: str, target: str = "") -> str:
 
 def get(name: str) -> Language:
     """Returns a language; `name` is one of `LANGUAGES`."""
+    if name == DEFAULT:
+        return _Jax()
     module = importlib.import_module(f"kernelgen.languages.{name}")
     language: Language = module.LANGUAGE
     return language
+
+
+class _Jax:
+    """Calls the function of JAX arrays directly."""
+
+    name = "jax"
+
+    def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def call(self, function: Callable[..., Any], call: Call) -> CallResults:
+        ordered, named = call.bound(call.arguments)
+        returned = function(*ordered, **named)
+        return CallResults(tuple(returned) if isinstance(returned, tuple) else (returned,))

@@ -1,21 +1,23 @@
-"""Emits one kernel's HLO."""
+"""Emits one kernel's HLO: from its emitters to the canonical form."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelgen import lowering
-from kernelgen.emitters.fingerprint import of_sources
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, of_sources
 from kernelgen.emitters.loading import environment, load_functions
 from kernelgen.emitters.registration import Registration
-from kernelgen.errors import KernelgenError
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.source_kernel import SourceSpec, own_target
+from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.hlo.canonicalize import canonicalize
+from kernelgen.hlo.lint import errors, lint
+from kernelgen.languages import DEFAULT
+from kernelgen.lowering.function import lower_source
+from kernelgen.lowering.kernel import Lowered, lower
+from kernelgen.spec.kernel import GraphSpec, KernelSpec, SourceSpec, Spec
 
 if TYPE_CHECKING:
     from kernelgen.languages.nki.prebuilt import PrebuiltRequest
@@ -26,7 +28,7 @@ class Emission:
     """The result of emitting one kernel.
 
     Attributes:
-        hlo: the canonical HLO.
+        hlo: the canonical serialized `HloModuleProto`, with equal bytes for equal meaning on every machine.
         notes: its language's notes about the kernel, as JSON values.
     """
 
@@ -41,41 +43,60 @@ def emit(
     targets: tuple[str, ...] = (),
     prebuilt: Path | None = None,
 ) -> Emission:
-    """Returns a kernel's HLO.
+    """Returns a kernel's HLO; see `lower_emitters` for the arguments.
+
+    Raises:
+        KernelgenError: an emitter refuses the kernel or returns a wrong result, no target's compiler would accept the HLO, or
+            `prebuilt` is of another kernel.
+    """
+    return _canonical(spec, lower_emitters(emitters, spec, data, targets, prebuilt))
+
+
+def emit_functions(
+    spec: Spec,
+    functions: Mapping[str, Callable[..., Any]],
+    language: str = DEFAULT,
+    targets: tuple[str, ...] = (),
+) -> Emission:
+    """Returns a kernel's HLO from the functions that compute its ops; see `kernelgen.lowering.kernel.lower` for the arguments."""
+    return _canonical(spec, _lower(spec, functions, language, targets))
+
+
+def lower_emitters(
+    emitters: Sequence[tuple[Library, Registration]],
+    spec: Spec,
+    data: Sequence[Path] = (),
+    targets: tuple[str, ...] = (),
+    prebuilt: Path | None = None,
+) -> Lowered:
+    """Imports a kernel's emitters and traces them.
 
     Args:
-        emitters: the library and registration of the emitter of each of its ops, in the order of `spec_ops`.
+        emitters: the library and registration of the emitter of each of its ops, in the order of `Spec.ops`.
         spec: the kernel.
-        data: the files and folders that the emitter reads besides its sources (`load_functions`).
+        data: the files and folders that the emitters read besides their sources (`load_functions`).
         targets: its targets (`Kernel.targets`).
         prebuilt: file with the output of NKI's compiler for a kernel with the lowering `native`; None to compile it now.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, or `prebuilt` is of another kernel.
+        KernelgenError: an emitter refuses the kernel, or `prebuilt` is of another kernel.
     """
-    with using_prebuilt(emitters, spec, targets, prebuilt):
-        kernel = _hlo(spec, emitters, load_functions(emitters, data), targets)
-    return Emission(kernel.hlo, kernel.notes)
+    with contextlib.ExitStack() as stack:
+        if prebuilt is not None:
+            from kernelgen.languages.nki import prebuilt as before
+
+            stack.enter_context(before.using(prebuilt, prebuilt_request(emitters, spec, targets)))
+        functions = dict(zip(spec.ops, load_functions(emitters, data), strict=True))
+        registration = emitters[0][1]
+        stack.enter_context(environment(registration))
+        return _lower(spec, functions, registration.language, targets)
 
 
-@contextlib.contextmanager
-def using_prebuilt(
-    emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str], prebuilt: Path | None
-) -> Iterator[None]:
-    """Uses earlier output of NKI's compiler instead of the compiler until the block ends.
-
-    See `emit` for the arguments.
-
-    Raises:
-        KernelgenError: the files are missing, or belong to another kernel.
-    """
-    if prebuilt is None:
-        yield
-        return
-    from kernelgen.languages.nki import prebuilt as before
-
-    with before.using(prebuilt, prebuilt_request(emitters, spec, targets)):
-        yield
+def _lower(spec: Spec, functions: Mapping[str, Callable[..., Any]], language: str, targets: tuple[str, ...]) -> Lowered:
+    if isinstance(spec, SourceSpec):
+        return lower_source(language, spec, functions[spec.op], targets)
+    assert isinstance(spec, KernelSpec | GraphSpec)
+    return lower(spec, functions, language, targets)
 
 
 def prebuilt_request(
@@ -88,7 +109,7 @@ def prebuilt_request(
     """
     from kernelgen.languages.nki.prebuilt import PrebuiltRequest
 
-    target = own_target(spec, targets)
+    target = spec.own_target(targets)
     if not target or len(targets) != 1:
         raise KernelgenError(
             f"kernel {spec.id}: what is prebuilt is a kernel with the lowering 'native', for one target"
@@ -97,17 +118,11 @@ def prebuilt_request(
     return PrebuiltRequest(spec.id, target, of_sources(library, registration.module), registration.file.name)
 
 
-def _hlo(
-    spec: Spec,
-    emitters: Sequence[tuple[Library, Registration]],
-    functions: Sequence[Callable[..., Any]],
-    targets: tuple[str, ...],
-) -> lowering.EmittedKernel:
-    if isinstance(spec, GraphSpec):
-        by_op = {r.op: function for (_, r), function in zip(emitters, functions, strict=True)}
-        return lowering.emit_graph(spec, by_op)
-    registration = emitters[0][1]
-    with environment(registration):
-        if isinstance(spec, SourceSpec):
-            return lowering.emit_source(registration.language, spec, functions[0], targets)
-        return lowering.emit_in(registration.language, spec, functions[0], targets)
+def _canonical(spec: Spec, lowered: Lowered) -> Emission:
+    hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
+    findings = errors(lint(hlo))
+    if findings:
+        raise KernelgenError(
+            [Diagnostic(f"kernel {spec.id}: {f}", lowered.place, f.hint) for f in findings], exit_code=1
+        )
+    return Emission(hlo, lowered.notes)

@@ -1,6 +1,6 @@
 """Lowers a source kernel to HLO: its function, on arrays of given shapes and dtypes.
 
-`kernelgen.lowering.op` does the same for an op's emitter, whose arrays are views of ggml's tensors.
+`kernelgen.lowering.kernel` does the same for the emitters of ops, whose arrays are views of ggml's tensors.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from kernelgen import languages
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
 from kernelgen.languages.emitting import add_notes, emitting
 from kernelgen.languages.protocol import Call
-from kernelgen.lowering.op import Lowered, place, traced_hlo
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.lowering.kernel import Lowered, place, traced_hlo
+from kernelgen.spec.kernel import SourceSpec
 
 Array = tuple[tuple[int, ...], str]
 """Shape and NumPy dtype name."""
@@ -168,7 +168,7 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
     except BaseException as error:  # SystemExit, too: user code may raise anything
         raise failure(described(error), error) from error
     inputs = tuple(f"input{i}" for i in range(len(launch.inputs)))
-    return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, traced)
+    return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, traced, place(function))
 
 
 def _check(results: Sequence[Any], outputs: Sequence[Array], failure: Callable[[str], KernelgenError]) -> None:

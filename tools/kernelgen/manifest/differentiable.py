@@ -16,7 +16,7 @@ from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.lowering.function import jax_function, launch_of
 from kernelgen.plan import Kernel, Plan
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import SourceSpec
 
 
 def operator(manifest: str | Path, name: str) -> Callable[..., tuple[Any, ...]]:

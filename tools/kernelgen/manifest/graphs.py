@@ -20,7 +20,7 @@ from kernelgen.manifest.template import Value
 from kernelgen.manifest.values import explain_tensor, parse_tensor
 from kernelgen.manifest.weights import Wishes
 from kernelgen.plan import Kernel
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
+from kernelgen.spec.kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 
 MAX_SUGGESTIONS = 20
 """Number of wrong names per entry that get a suggestion: each is compared with all names, which may be ten thousand."""

@@ -24,7 +24,7 @@ from kernelgen.manifest.template import Template, TemplateError, Value
 from kernelgen.manifest.values import check_param, explain_tensor, parse_tensor
 from kernelgen.manifest.weights import WeightLayouts, Wishes
 from kernelgen.plan import Kernel
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 MAX_KERNELS = 100_000
 """Maximum number of kernels of one entry, and of one manifest."""

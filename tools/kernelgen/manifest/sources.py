@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, dependencies
 from kernelgen.emitters.registration import Registration
-from kernelgen.emitters.sources import of_function
+from kernelgen.emitters.scan import of_function
 from kernelgen.errors import KernelgenError
 from kernelgen.manifest.document import YamlNode, short
 from kernelgen.manifest.kernels import KernelEntry
 from kernelgen.manifest.template import Value
 from kernelgen.plan import Kernel
-from kernelgen.spec.source_kernel import ArrayDesc, SourceSpec, static
+from kernelgen.spec.arrays import ArrayDesc
+from kernelgen.spec.kernel import SourceSpec, static
 
 ONLY_OF_OPS = ("output", "languages")
 

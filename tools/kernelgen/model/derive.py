@@ -26,8 +26,7 @@ from kernelgen.model.kernel_formulas import KernelFormula, Point, constant, fit
 from kernelgen.model.reasons import Reasons
 from kernelgen.model.sizes import NAMES, DecodeCall, Settings
 from kernelgen.model.streams import with_streams
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, KernelSpec
 
 Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graph of each call, for each setting of flash attention."""

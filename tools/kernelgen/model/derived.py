@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kernelgen.model.groups import GraphEntry
 from kernelgen.model.kernel_formulas import KernelFormula, RequestedKernel
 from kernelgen.model.sizes import DecodeCall
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 class DerivedKernel(RequestedKernel[KernelFormula]):

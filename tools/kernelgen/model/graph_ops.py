@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kernelgen import fileio
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
-from kernelgen.spec.op_kernel import KernelSpec, spec_from_ggml
+from kernelgen.spec.kernel import KernelSpec, spec_from_ggml
 
 if TYPE_CHECKING:
     from kernelgen.dispatch.grouping import Groups

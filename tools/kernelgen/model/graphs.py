@@ -13,7 +13,7 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import N_WORDS, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 FORMAT = "neuron-kernelgen graphs"
 VERSION = 1

@@ -19,7 +19,7 @@ from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKerne
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
 from kernelgen.spec import products
-from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
+from kernelgen.spec.kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 Cut = Callable[[Graph], list[Segment]]

@@ -26,7 +26,7 @@ from kernelgen.manifest.document import YamlEntry, YamlNode, short
 from kernelgen.manifest.schema import Report, describe
 from kernelgen.model.reasons import Reasons
 from kernelgen.model.sources import MAX_JSON, read_json
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 _TEXTS = ("kernel_name", "kernel_source", "arch", "output_tensor", "exported_name")
 _KEYS = (*_TEXTS, "input_tensors")

@@ -13,7 +13,7 @@ from kernelgen.ggml.types import TYPES
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import ExportedNode, Shape
 from kernelgen.model.sizes import NAMES
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Point = Mapping[str, int]
 """The sizes of a call by name."""

@@ -20,7 +20,7 @@ from kernelgen.model.groups import Cut
 from kernelgen.model.kernel_formulas import constant
 from kernelgen.model.reasons import Reasons
 from kernelgen.model.sources import Source, SourceKind
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 

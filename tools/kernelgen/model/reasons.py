@@ -10,7 +10,7 @@ from kernelgen.ggml import shapes
 from kernelgen.manifest.values import check_param
 from kernelgen.model.derived import DerivedKernel
 from kernelgen.model.graphs import ExportedNode
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 
 class Reasons:

@@ -37,8 +37,7 @@ from kernelgen.ggml.weight_layouts import (
     tiles,
 )
 from kernelgen.model.gguf_weights import StoredTensor
-from kernelgen.spec.graph_kernel import GraphSpec, Spec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,23 +75,14 @@ _WORDS = 1 << 14
 def wanted(specs: Iterable[Spec]) -> Layouts:
     """Returns the layout that the backend gives a weight, by type and shape; the first in `LAYOUTS` if there are several."""
     found: dict[tuple[str, tuple[int, ...]], str] = {}
-    for op, inputs in _ops(specs):
-        number = WEIGHTS.get(op)
-        weight = inputs[number] if number is not None and number < len(inputs) else None
+    for kernel in (kernel for spec in specs for kernel in spec.kernels):
+        number = WEIGHTS.get(kernel.op)
+        weight = kernel.inputs[number] if number is not None and number < len(kernel.inputs) else None
         if weight is None or not weight.layout or not weight.contiguous:
             continue
         key = weight.dtype, tuple(weight.ne)
         found[key] = min(weight.layout, found.get(key, weight.layout), key=LAYOUTS.__getitem__)
     return MappingProxyType(found)
-
-
-def _ops(specs: Iterable[Spec]) -> Iterator[tuple[str, Sequence[Any]]]:
-    for spec in specs:
-        if isinstance(spec, KernelSpec):
-            yield spec.op, spec.inputs
-        elif isinstance(spec, GraphSpec):
-            for node in spec.nodes:
-                yield node.op, [None if one is None else one.tensor for one in node.inputs]
 
 
 @dataclass(frozen=True, slots=True)

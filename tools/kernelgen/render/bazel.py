@@ -12,17 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernelgen.emitters.dependencies import dependencies, languages_of
-from kernelgen.emitters.library import Library
+from kernelgen.emitters.library import Library, dependencies, languages_of
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT
 from kernelgen.plan import Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import entries_file, native_file
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec, param_text, spec_json
-from kernelgen.spec.source_kernel import SourceSpec, own_target
+from kernelgen.spec.kernel import SourceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +70,15 @@ def generate(
                 "emitter": _label_of(module, sources),
                 "helpers": [_label_of(file, sources) for file in helpers],
             }
-    with_data = [s.library.name for s in sources if s.data]
+    kernels = [_kernel(k, by_name, emitters) for k in plan.kernels]
     values = {
         "rules": rules,
         "emitters": emitters,
         "data": {s.library.name: list(s.data) for s in sources if s.data},
         "flags": {c.key: c.flags() for c in plan.configs},
         "targets": {c.key: c.target for c in plan.configs},
-        "kernels": [_op_kernel(k, k.spec, emitters) for k in plan.kernels if isinstance(k.spec, KernelSpec)],
-        "graphs": [_graph_kernel(k, emitters, with_data) for k in plan.kernels if isinstance(k.spec, GraphSpec)],
-        "sources": [
-            _source_kernel(k, k.spec, by_name, emitters) for k in plan.kernels if isinstance(k.spec, SourceSpec)
-        ],
-        "native": any(own_target(k.spec, k.targets) and not k.prebuilt for k in plan.kernels),
+        "kernels": kernels,
+        "native": any(kernel["native"] for kernel in kernels),
         "neffs": plan.neffs,
         "bundles": [
             {
@@ -109,74 +102,38 @@ def generate(
     }
 
 
-def _op_kernel(kernel: Kernel, spec: KernelSpec, emitters: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "id": kernel.id,
-        "jax_alone": _is_jax_alone(kernel, emitters),
-        "emitter": f"{kernel.library}/{kernel.emitter}",
-        "library": kernel.library,
-        "language": None if kernel.language == DEFAULT else kernel.language,
-        "targets": list(kernel.targets),
-        "op": spec.op,
-        "inputs": ["" if t is None else str(t) for t in spec.inputs],
-        "output": str(spec.output),
-        "params": {name: param_text(value) for name, value in spec.params},
-        "alias": spec.alias,
-    }
-
-
-def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequence[str]) -> dict[str, Any]:
+def _kernel(kernel: Kernel, by_name: Mapping[str, BazelLibrary], emitters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a kernel's `neuron_hlo` and, for NKI's own compiler, of its `neuron_native_kernel`."""
     keys = [f"{library}/{module}" for library, module in kernel.emitters]
     libraries = [library for library, _ in kernel.emitters]
+    spec, native = kernel.spec, kernel.spec.own_target(kernel.targets) and not kernel.prebuilt
     return {
         "id": kernel.id,
-        "jax_alone": _is_jax_alone(kernel, emitters),
-        "emitters": keys,
-        "libraries": libraries,
+        "data": [name for name in dict.fromkeys(libraries) if by_name[name].data],
+        "emitters": list(zip(keys, libraries, strict=True)),
         "helpers": sorted({label for key in keys for label in emitters[key]["helpers"]}),
-        "data": [name for name in dict.fromkeys(libraries) if name in with_data],
-        "spec": spec_json(kernel.spec),
-    }
-
-
-def _is_jax_alone(kernel: Kernel, emitters: Mapping[str, Any]) -> bool:
-    """Returns whether JAX is the only language that a kernel uses."""
-    keys = [f"{library}/{module}" for library, module in kernel.emitters]
-    return kernel.language == DEFAULT and all(emitters[key]["jax_alone"] for key in keys)
-
-
-def _source_kernel(
-    kernel: Kernel, spec: SourceSpec, by_name: Mapping[str, BazelLibrary], emitters: Mapping[str, Any]
-) -> dict[str, Any]:
-    now = own_target(spec, kernel.targets) and not kernel.prebuilt
-    return {
-        "id": kernel.id,
-        "jax_alone": _is_jax_alone(kernel, emitters),
-        "emitter": f"{kernel.library}/{kernel.emitter}",
-        "library": kernel.library,
-        "language": None if kernel.language == DEFAULT else kernel.language,
+        "jax_alone": kernel.language == DEFAULT and all(emitters[key]["jax_alone"] for key in keys),
+        "language": "" if kernel.language == DEFAULT else kernel.language,
+        "missing": _missing(kernel, by_name) if kernel.prebuilt else "",
+        "module": kernel.emitter if by_name[kernel.library].library.package else "",
+        "native": _call(spec) if isinstance(spec, SourceSpec) and native else "",
+        "prebuilt": by_name[kernel.prebuilt].label(prebuilt_file(kernel, by_name)) if kernel.prebuilt else "",
+        "spec": spec.json,
         "targets": list(kernel.targets),
-        "function": spec.function,
-        # Attributes of the rule; empty ones are omitted.
-        "call": {
-            "alias": {str(output): str(input) for output, input in spec.alias},
-            "arguments": list(spec.arguments),
-            "env": dict(spec.env),
-            "grid": list(spec.grid),
-            "inputs": [str(array) for array in spec.inputs],
-            "kernel": spec.name,
-            "lowering": spec.lowering if spec.lowering != "interpreted" else "",
-            "module": kernel.emitter if by_name[kernel.library].library.package else "",
-            "outputs": [str(array) for array in spec.outputs],
-            "params": {name: canonical_json(value) for name, value in spec.params},
-            "source": spec.source,
-        },
-        "native": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)]
-        if now
-        else None,
-        "prebuilt": by_name[kernel.prebuilt].label(prebuilt_file(kernel, by_name)) if kernel.prebuilt else None,
-        "missing": _missing(kernel, by_name) if kernel.prebuilt else None,
     }
+
+
+def _call(spec: SourceSpec) -> str:
+    """Returns a function's call as JSON, for the program that runs NKI's own compiler."""
+    return canonical_json(
+        {
+            "arrays": [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)],
+            "env": dict(spec.env),
+            "function": spec.function,
+            "grid": spec.grid,
+            "keywords": dict(spec.params),
+        }
+    )
 
 
 def _missing(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> str:

@@ -13,14 +13,11 @@ from pathlib import Path
 
 from kernelgen.cache import CacheSettings
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.library import BUILTIN, Library
+from kernelgen.emitters.library import BUILTIN, Library, dependencies
 from kernelgen.plan import Bundle, Kernel, Plan
 from kernelgen.render import render
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, entries_file, hlo_file
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import spec_json
 
 BATCH = 32
 """Approximate number of kernels per emit command. Fewer balance the load better; more need fewer processes."""
@@ -105,7 +102,7 @@ def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Bu
         *(f"--target={target}" for target in first.targets),
         *(f"--data={path}" for path in build.data if {name for name, _ in modules} != {BUILTIN}),
         *([f"--prebuilt={libraries[first.prebuilt].root}"] if first.prebuilt else []),
-        *(f"--spec={spec_json(k.spec)}" for k in kernels),
+        *(f"--spec={k.spec.json}" for k in kernels),
     )
 
 
@@ -148,7 +145,7 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 
     Each batch has one module, the same targets, and the same prebuilt folder.
 
-    Graph kernels have separate commands, with all modules that they need together.
+    Kernels of several modules have separate commands.
 
     A kernel's batch within a large module depends only on its id, so that a new kernel does not move the others.
     """
@@ -157,7 +154,7 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
         name = ".".join((kernel.library, kernel.emitter, *kernel.targets))
         if kernel.prebuilt:
             name = f"{name}.{kernel.prebuilt}"
-        if isinstance(kernel.spec, GraphSpec):
+        if kernel.more:
             name = f"graph.{hashlib.sha256(canonical_json(kernel.emitters).encode()).hexdigest()[:12]}"
         modules.setdefault(name, []).append(kernel)
     batches: dict[str, list[Kernel]] = {}

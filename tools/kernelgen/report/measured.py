@@ -21,7 +21,7 @@ from pathlib import Path
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.report import inputs
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import KernelSpec
 
 Times = dict[str, float]
 """Microseconds of a launch, by the kernel's id."""

@@ -15,15 +15,13 @@ from kernelgen.bundle.reader import StoredBundle
 from kernelgen.dispatch.chips import Chip
 from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast
-from kernelgen.forecast.kernels import Kernels, Spec
+from kernelgen.forecast.kernels import Kernels
 from kernelgen.forecast.time import of_work
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.hlo.flops import flops
 from kernelgen.report import titles
 from kernelgen.report.titles import ModelTitles
-from kernelgen.spec.graph_kernel import GraphNode, GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 from kernelgen.targets import PARTITIONS
 
 FORMAT = 1
@@ -170,10 +168,9 @@ def _layouts(specs: Iterable[Spec]) -> dict[str, list[str]]:
     """Returns the types of the weights of products, by their layout on the device; "" is the file's own."""
     dtypes: dict[str, set[str]] = {}
     for spec in specs:
-        for node in spec.nodes if isinstance(spec, GraphSpec) else [spec]:
-            kernel = node.kernel if isinstance(node, GraphNode) else node
+        for kernel in spec.kernels:
             number = WEIGHTS.get(kernel.op)
-            if isinstance(kernel, KernelSpec) and number is not None:
+            if number is not None:
                 weight = kernel.inputs[number]
                 if weight is not None and (kernel.op != "mul_mat" or weight.ne[2:] == (1, 1)):  # not keys or values
                     dtypes.setdefault(weight.layout, set()).add(weight.dtype)
@@ -205,7 +202,7 @@ def _kernel(
         "id": named.id,
         "title": inputs.titles.title(spec) or titles.title(named),
         "kind": "group" if isinstance(named, GraphSpec) else named.op,
-        "nodes": len(named.nodes) if isinstance(named, GraphSpec) else 1,
+        "nodes": max(1, len(named.nodes)),
         "computes": _described(named),
         "tensors": titles.tensors(named),
         "per_token": counts[0].get(spec, 0) if counts else None,
@@ -229,8 +226,5 @@ def _described(named: Spec) -> list[str]:
     if isinstance(named, GraphSpec):
         counts = Counter(node.op for node in named.nodes)
         return [f"{count} {op}" for op, count in sorted(counts.items())] + [f"{sum(named.slots):,} bytes bound"]
-    if isinstance(named, SourceSpec):
-        arrays = [", ".join(str(array) for array in part) for part in (named.inputs, named.outputs)]
-        return [f"{named.source}: {' -> '.join(arrays)}"]
-    inputs = ", ".join("-" if t is None else str(t) for t in named.inputs)
-    return [f"{inputs} -> {named.output}"]
+    source = f"{named.source}: " if isinstance(named, SourceSpec) else ""
+    return [f"{source}{named.description}"]

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.forecast.call import CallForecast
-from kernelgen.forecast.kernels import Spec
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model.graphs import Graph
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.kernel import GraphSpec, SourceSpec, Spec
 
 _LAYER = re.compile(r"-([0-9]+)$")
 """The number of a layer in llama.cpp's name of a node."""
@@ -84,9 +82,9 @@ def title(spec: Spec) -> str:
     if isinstance(spec, GraphSpec):
         ops = [node.op for node in spec.nodes]
         return spec.label or ", ".join([f"{len(ops)} ops, {ops[0]} to {ops[-1]}", *_sizes(spec, ())])
-    if isinstance(spec, KernelSpec):
-        return f"{spec.op} {', '.join(_short(t) for t in spec.inputs if t is not None)}"
-    return spec.source
+    if isinstance(spec, SourceSpec):
+        return spec.source
+    return f"{spec.op} {', '.join(_short(t) for kernel in spec.kernels for t in kernel.inputs if t is not None)}"
 
 
 def tensors(spec: Spec) -> list[str]:
@@ -100,7 +98,7 @@ def tensors(spec: Spec) -> list[str]:
                 if operand is not None and operand.place.slot:
                     first.setdefault(operand.place.index, f"{node.op} src[{number}]")
         return [first.get(n, "") for n in range(len(spec.slots))]
-    return list(ggml_ops.op(spec.op).inputs) if isinstance(spec, KernelSpec) else []
+    return [name for kernel in spec.kernels for name in ggml_ops.op(kernel.op).inputs]
 
 
 def _layers(graph: Graph) -> list[int | None]:
@@ -144,11 +142,7 @@ def _layers_text(layers: Sequence[int]) -> str:
 
 def _sizes(spec: Spec, n_tokens: Iterable[int]) -> list[str]:
     """Returns the tokens and the cells of the cache in words, if there is one number of each."""
-    attention = [
-        [t and t.ne for t in node.inputs]
-        for node in ([node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec])
-        if isinstance(node, KernelSpec) and node.op == "flash_attn_ext"
-    ]
+    attention = [[t and t.ne for t in node.inputs] for node in spec.kernels if node.op == "flash_attn_ext"]
     rows = {q[1] for q, *_ in attention if q} or set(n_tokens)
     cells = {k[1] for _, k, *_ in attention if k}
     words = [f"{n:,} token{'' if n == 1 else 's'}" for n in rows if len(rows) == 1]

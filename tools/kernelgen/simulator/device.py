@@ -30,8 +30,9 @@ from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.estimate import estimate
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
-from kernelgen.neff import container, scratchpad_estimate
+from kernelgen.neff import container
 from kernelgen.neff.identity import flag
+from kernelgen.neff.memory import estimated_scratchpad_bytes
 from kernelgen.simulator import bounds, cache, miscompiles, products, updates
 from kernelgen.simulator.ranks import Collectives, collectives_of, merge
 from kernelgen.simulator.unused import unused_parameters
@@ -495,7 +496,7 @@ def _needs(contents: container.Simulated, collectives: int) -> CoreResources:
     lnc, model_type = flag(flags, "--lnc"), flag(flags, "--model-type") or "generic"
     made = estimate(contents.hlo, name, int(lnc) if lnc else None, model_type=model_type)
     return CoreResources(
-        scratchpad_estimate.scratchpad_bytes(contents.hlo),
+        estimated_scratchpad_bytes(contents.hlo),
         made.code_bytes + made.ring_bytes,
         made.dma_descriptors,
         target.neuron_core if target else 0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.hlo import proto
-from kernelgen.hlo.lint_published import MAX_GROUPS
+from kernelgen.hlo.lint_checks import MAX_GROUPS
 from kernelgen.simulator.writing import Module, Writer, set_shape
 
 _U32 = 8

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from kernelgen.bundle.build import build_planned
-from kernelgen.compilers.settings import CompileConfig
+from kernelgen.bundle.build import build
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
-from kernelgen.plan import BundleEntries, Entry
+from kernelgen.plan import BundleEntries
 from kernelgen.spec.filenames import kernel_of
-from kernelgen.spec.graph_kernel import spec_from_json
 from kernelgen.steps.common import check_jax, write_depfile
-from kernelgen.steps.flags import config_of
 from kernelgen.steps.lint import refuse_unsupported_hlo
 from kernelgen.steps.protocol import Arguments, maybe, one
 
@@ -24,9 +19,6 @@ def run(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), the plan's `--entries` (the file of a `kernelgen.plan.BundleEntries`), and
     for each entry, in order, an `--hlo` and a `--neff`. A kernel's notes are beside its HLO. `--compiler` is the compiler's
     identity in the bundle; by default the identity in the NEFFs.
-
-    A bundle without a plan is given by hand: `--name` is its name, each `--flag` one of neuronx-cc's arguments; for each kernel
-    `--spec` is its spec and `--flags` a JSON list of its own arguments; `--noted` is the id of a kernel with notes.
 
     With `--lint=yes` a kernel that neuronx-cc is known to refuse for the target is an error, even if its NEFF exists; compile steps
     print the warnings.
@@ -37,21 +29,26 @@ def run(arguments: Arguments) -> None:
     """
     check_jax(arguments)
     hlos, neffs = ([Path(path) for path in arguments[what]] for what in ("hlo", "neff"))
-    planned = _entries(arguments, hlos)
+    file = one(arguments, "entries")
+    planned = BundleEntries.from_json(Path(file).read_text())
     if not len(planned.entries) == len(hlos) == len(neffs):
         raise KernelgenError(
             f"bundle {planned.id}: {len(planned.entries)} entries, {len(hlos)} HLO and {len(neffs)} NEFFs"
         )
+    for entry, hlo in zip(planned.entries, hlos, strict=True):
+        if entry.kernel != kernel_of(hlo):
+            raise KernelgenError(f"{file}: it has {entry.kernel} where the HLO is that of {kernel_of(hlo)}")
     if maybe(arguments, "origins"):
         ids = [entry.spec.id for entry in planned.entries]
         files = [dict(zip(ids, paths, strict=True)) for paths in (map(provenance.beside, neffs), hlos, neffs)]
         known = provenance.check(*files)
     if maybe(arguments, "lint"):
         refuse_unsupported_hlo(hlos, [entry.config for entry in planned.entries])
-    build_planned(
+    kernels = [entry.kernel for entry in planned.entries]
+    build(
         planned,
-        hlos,
-        neffs,
+        dict(zip(kernels, hlos, strict=True)),
+        dict(zip(kernels, neffs, strict=True)),
         compiler=maybe(arguments, "compiler"),
         jax_version=version("jax"),
         pack_path=maybe(arguments, "pack"),
@@ -60,23 +57,3 @@ def run(arguments: Arguments) -> None:
     if maybe(arguments, "origins") and (path := maybe(arguments, "counted")):
         print(f"{planned.id}: {provenance.count(path, known)}")
     write_depfile(arguments, maybe(arguments, "pack") or f"{one(arguments, 'tree')}/index.json")
-
-
-def _entries(arguments: Arguments, hlos: Sequence[Path]) -> BundleEntries:
-    kernels = [kernel_of(path) for path in hlos]
-    if path := maybe(arguments, "entries"):
-        planned = BundleEntries.from_json(Path(path).read_text())
-        for entry, kernel in zip(planned.entries, kernels, strict=False):
-            if entry.kernel != kernel:
-                raise KernelgenError(f"{path}: it has {entry.kernel} where the HLO is that of {kernel}")
-        return planned
-    entries = [
-        Entry(
-            kernel,
-            spec_from_json(json.loads(spec)),
-            CompileConfig.from_flags(json.loads(flags)),
-            kernel in arguments["noted"],
-        )
-        for kernel, spec, flags in zip(kernels, arguments["spec"], arguments["flags"], strict=True)
-    ]
-    return BundleEntries(one(arguments, "name"), config_of(arguments), tuple(entries))

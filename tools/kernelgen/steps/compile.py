@@ -7,11 +7,11 @@ from pathlib import Path
 
 from kernelgen.cache import Cache, CacheSettings
 from kernelgen.compilers import choice
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.compilers.step import compile_file
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
 from kernelgen.steps.common import warn
-from kernelgen.steps.flags import config_of
 from kernelgen.steps.protocol import Arguments, maybe, one
 
 
@@ -25,6 +25,10 @@ def run(arguments: Arguments) -> None:
     configure the shared cache. `--shared-cache-failure` is a file in which the steps of a build record that it failed.
     `--origin` receives the NEFF's inputs, its digest, and whether it was compiled now (`kernelgen.neff.provenance`).
     """
+    try:
+        config = CompileConfig.from_flags(arguments["flag"])
+    except ValueError as error:
+        raise KernelgenError(f"--flag: {error}") from None
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
     compiler = choice.resolve(one(arguments, "compiler"), path=executable)
     planned = maybe(arguments, "identity")
@@ -36,7 +40,7 @@ def run(arguments: Arguments) -> None:
     done = compile_file(
         Path(one(arguments, "hlo")),
         Path(one(arguments, "output")),
-        config_of(arguments),
+        config,
         compiler,
         kernel=one(arguments, "kernel"),
         log_dir=maybe(arguments, "log-dir"),

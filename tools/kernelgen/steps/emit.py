@@ -12,7 +12,7 @@ from kernelgen.errors import KernelgenError
 from kernelgen.languages.nki import native
 from kernelgen.lowering.emission import emit as run_emitter
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.graph_kernel import spec_from_json
+from kernelgen.spec.kernel import Spec
 from kernelgen.steps.common import check_jax
 from kernelgen.steps.protocol import Arguments, maybe, one
 
@@ -28,7 +28,7 @@ def run(arguments: Arguments) -> None:
     that contains it.
     """
     check_jax(arguments)
-    spec = spec_from_json(json.loads(one(arguments, "spec")))
+    spec = Spec.from_json(json.loads(one(arguments, "spec")))
     modules = modules_of(arguments)
     record, prebuilt = maybe(arguments, "native"), maybe(arguments, "prebuilt")
     with native.recorded(Path(record)) if record else contextlib.nullcontext():

@@ -6,15 +6,13 @@ import json
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.emitters.dependencies import dependencies, language_of_file, languages_of
-from kernelgen.emitters.library import emitters_of
+from kernelgen.emitters.library import dependencies, emitters_of, language_of_file, languages_of
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.lowering.emission import emit as run_emitter
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, native_file, notes_file
-from kernelgen.spec.graph_kernel import spec_from_json
-from kernelgen.spec.source_kernel import own_target
+from kernelgen.spec.kernel import Spec
 from kernelgen.steps.common import check_jax, imported_elsewhere, write_depfile
 from kernelgen.steps.emit import modules_of
 from kernelgen.steps.protocol import Arguments, maybe, one
@@ -37,13 +35,13 @@ def run(arguments: Arguments) -> None:
     languages: set[str] = set()
     code = EXIT_OK
     for text in arguments["spec"]:
-        spec = spec_from_json(json.loads(text))
+        spec = Spec.from_json(json.loads(text))
         output = notes = folder / hlo_file(spec.id)
         try:
             emitters = emitters_of(spec, modules)
             language = emitters[0][1].language  # all emitters of a group have the same language
             languages.add(language)
-            id = built_id(spec.id, language, own_target(spec, arguments["target"]))
+            id = built_id(spec.id, language, spec.own_target(arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)
             file = Path(before) / native_file(id) if before else None
             made = run_emitter(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.languages import emitting
-from kernelgen.languages.environment import environment
 from kernelgen.languages.protocol import Call, CallResults, Language
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ class _Nki:
     @contextlib.contextmanager
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
         """Makes imports of NKI resolve to the interpreter, or to the installed NKI for its compiler, and sets `env`."""
+        from kernelgen.languages.environment import environment
         from nki_interpreter.loading import interpreter
 
         with environment(env), interpreter(replaced=lowering != "native"):

@@ -6,7 +6,6 @@ The file is JSON: the compiler's record (`kernelgen.compilers.nki_driver`), its 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen import fileio
-from kernelgen.compilers import nki_driver
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.languages.nki import native
 from kernelgen.spec.canonical import canonical_json
@@ -37,7 +35,7 @@ class PrebuiltRequest:
     Attributes:
         kernel: `SourceSpec.id`.
         target: neuronx-cc's name of the device.
-        sources: digest of the kernel's sources (`kernelgen.emitters.fingerprint`).
+        sources: digest of the kernel's sources (`kernelgen.emitters.library`).
         file: the kernel's file, for messages.
     """
 
@@ -66,14 +64,7 @@ def using(file: Path, request: PrebuiltRequest) -> Iterator[None]:
             f"{file}: its sources differ from {request.file} and the modules that it imports",
             f"undo the edit, or {AGAIN}; comments and empty lines do not count",
         )
-    made = kept["made"]
-    if made["file"]:
-        name = nki_driver.content_name(base64.b64decode(made["file"]))
-        try:
-            nki_driver.renamed(made["text"], name, name)
-        except nki_driver.NkiFailure:
-            raise _error(f"{file}: its configuration does not name its artifact, {name}") from None
-    with native.known(file, made):
+    with native.known(file, kept["made"]):
         yield
 
 
@@ -95,33 +86,7 @@ def read(file: Path) -> dict[str, Any]:
         raise _error(f"{file}: not what `kernelgen prebuild` writes, of format {FORMAT}")
     if kept.pop("digest", None) != digest(kept):
         raise _error(f"{file}: it was changed after it was made")
-    if not _is_whole(kept):
-        raise _error(f"{file}: it does not hold a record of NKI's own compiler")
     return kept
-
-
-def _is_whole(kept: Mapping[str, Any]) -> bool:
-    """Returns whether a file has all fields of `recording`, with their types."""
-    try:
-        made = kept["made"]
-        results = [(shape, dtype) for shape, dtype in made["results"]]
-        constants = [
-            (shape, dtype, base64.b64decode(content, validate=True)) for dtype, shape, content in made["constants"]
-        ]
-        base64.b64decode(made["file"], validate=True)
-        texts = [kept["kernel"], kept["target"], kept["sources"], made["toolchain"], made["text"], made["file"]]
-        texts += [dtype for _, dtype, *_ in (*results, *constants)]
-        numbers = [n for shape, *_ in (*results, *constants) for n in shape]
-        numbers += [n for result, argument in made["aliases"].items() for n in (int(result), argument)]
-        return (
-            all(type(text) is str and text.isascii() for text in texts)
-            and all(type(n) is int and n >= 0 for n in numbers)
-            and type(made["collectives"]) is bool
-            and type(made["asked"]) is dict
-            and type(kept["format"]) is int
-        )
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return False
 
 
 @contextlib.contextmanager
