@@ -104,7 +104,7 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
     ops.write_text(source.replace(variants.replace(" mish\n", "\n"), variants))
 
     # Each step is needed: with the op alone, the suite reports that its emitter is missing, and then its reference.
-    for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference/elementwise.py", reference)):
+    for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference.py", reference)):
         with pytest.raises(AssertionError, match="mish"):
             run(
                 "python -m pytest -q tests/kernels/test_library.py -k 'every and not target'",

@@ -88,11 +88,3 @@ def test_the_page_shows_every_command() -> None:
     elsewhere = {"check", "doctor", "model", "prebuild", "repack", "simulate"}
     assert set(COMMANDS) - elsewhere <= shown
     assert elsewhere <= mentioned
-
-
-def test_a_pattern_matches_what_it_should_and_nothing_else() -> None:
-    assert re.fullmatch(pattern("a\n…\nb  …\n"), "a\nx\ny\nb  12 s\n")
-    assert re.fullmatch(pattern("…\nb\n"), "b\n")
-    assert not re.fullmatch(pattern("a\n"), "a\nb\n")
-    assert not re.fullmatch(pattern("a…c\n"), "ab\n")
-    assert not re.fullmatch(pattern(""), "unexpected\n")

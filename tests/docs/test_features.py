@@ -38,10 +38,6 @@ def test_each_test_that_is_named_exists() -> None:
     assert [name for *_, cell in ROWS for name in missing(cell)] == []
     named = [cell for *_, cell in ROWS if cell]
     assert all(re.fullmatch(r"(`tests/\S+\.py::test_\w+`)?( ?\(`[a-z0-9-]+`\))?", cell) for cell in named), named
-    assert missing("`tests/llama/test_features.py::test_what_is_not_there` (`nothing`)") == [
-        "tests/llama/test_features.py::test_what_is_not_there",
-        "nothing",
-    ]
 
 
 def test_each_option_that_is_named_exists() -> None:

@@ -10,8 +10,7 @@ import os
 from typing import Any
 
 import numpy as np
-from reference import DTYPES, EXAMPLES, compute
-from reference.core import dequantize
+from reference import DTYPES, EXAMPLES, compute, dequantize, view
 
 from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
@@ -85,16 +84,6 @@ def example_kernel(op: str, types: tuple[str, ...]) -> KernelSpec:
     else:
         output = f"{example.output}/{types[0] if example.dtype == 'same' else example.dtype}"
     return spec(op, inputs, output, alias=known.alias, **example.params)
-
-
-def view(storage: Array, t: TensorDesc) -> Array:
-    """Returns the logical array over the bytes of its storage; rows of bytes for a quantized type."""
-    ggml = TYPES[t.dtype]
-    if ggml.quantized:
-        row = t.ne[0] // ggml.block * ggml.size
-        return np.lib.stride_tricks.as_strided(storage, (*t.shape[:3], row), (*t.nb[:0:-1], 1))
-    element = np.frombuffer(storage, DTYPES[t.dtype], 1)
-    return np.lib.stride_tricks.as_strided(element, t.shape, t.nb[::-1])
 
 
 def random_values(t: TensorDesc, rng: np.random.Generator) -> Array:

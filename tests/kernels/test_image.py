@@ -44,7 +44,7 @@ def test_upscale(tensor: str, output: str, mode: int) -> None:
 @pytest.mark.parametrize("tensor", ["(5,4,3,2)/f32", "(5,4,3,2)/f16", "(5,4,3,2)/f32/(24,120,8,480)"])
 @pytest.mark.parametrize(
     "edges",
-    [{}, {"rp0": 2, "rp1": 1}, {"lp0": 3, "rp0": 7, "lp1": 9, "lp2": 1, "rp3": 2}, {"lp0": -1, "rp1": -2, "lp2": 2}],
+    [{}, {"rp0": 2, "rp1": 1}, {"lp0": 3, "rp0": 7, "lp1": 4, "lp2": 1, "rp3": 2}, {"lp0": -1, "rp1": -2, "lp2": 2}],
 )
 def test_pad(tensor: str, edges: dict[str, int], circular: bool) -> None:
     output = shapes.result("pad", [TensorDesc.parse(tensor)], OPS["pad"].with_defaults(edges))
@@ -90,35 +90,3 @@ def test_get_rel_pos(n: int) -> None:
 def test_add_rel_pos(alias: int | None) -> None:
     inputs = ["(16,15,2,1)/f32", "(4,5,3,2)/f32", "(4,5,3,2)/f32"]
     check(spec("add_rel_pos", inputs, inputs[0], alias=alias, inplace=alias is not None), 1e-13)
-
-
-@pytest.mark.parametrize(
-    "op, inputs, output, params, expected",
-    [
-        ("upscale", ["(5,4,3,2)/f16"], "(5,4,3,2)/f32", {}, "src0 of upscale is f32, not f16"),
-        ("pad", ["(5,4,3,2)/f32"], "(5,4,3,2)/f32", {"lp1": -4}, "nothing is left of ne1 = 4"),
-        ("pad", ["(32,4,3,2)/q8_0"], "(32,4,3,2)/q8_0", {}, "a quantized tensor can't be padded: q8_0"),
-        ("pad_reflect_1d", ["(5,4,3,2)/f32"], "(10,4,3,2)/f32", {"p1": 5}, "p1 is less than ne0 = 5, not 5"),
-        (
-            "roll",
-            ["(5,4,3,2)/f32"],
-            "(5,4,3,2)/f32",
-            {"shift1": -4},
-            "shift1 is less than ne1 = 4 to either side, not -4",
-        ),
-        (
-            "win_part",
-            ["(3,7,5,1)/f32"],
-            "(3,3,3,6)/f32",
-            {"npx": 2, "npy": 2, "w": 3},
-            "7 elements make 3 windows of 3, not 2",
-        ),
-        ("win_unpart", ["(3,3,3,5)/f32"], "(3,7,5,1)/f32", {"w": 3}, "an image of 7 by 5 has 6 windows, src0 5"),
-        ("get_rel_pos", ["(3,4,1,1)/f16"], "(3,2,2,1)/f16", {}, "src0 has a row per distance, 2 * n - 1, not 4"),
-        ("timestep_embedding", ["(3,1,1,1)/f32"], "(4,3,1,1)/f32", {"dim": 5}, "is (5,3,1,1)/f32, not (4,3,1,1)/f32"),
-    ],
-)
-def test_misfits_are_named(op: str, inputs: list[str], output: str, params: dict[str, int], expected: str) -> None:
-    full = OPS[op].with_defaults(params)
-    (problem,) = shapes.check(op, [TensorDesc.parse(t) for t in inputs], TensorDesc.parse(output), full)
-    assert expected in problem.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_harness import check, emit, spec, tensor
-from reference.core import dequantize
+from reference import dequantize
 
 from kernelgen.ggml.types import GROUPS, TYPES
 from kernelgen.hlo import execute

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_harness import check, emit, nmse, random_values, spec
-from reference import DTYPES
-from reference.core import dequantize
+from reference import DTYPES, dequantize
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import GROUPS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_harness import check, emit, spec
-from reference.training import distribution
+from reference import distribution
 
 from kernelgen.neff.container import tensors_of
 

@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
 sys.path.append(str(Path(__file__).parents[1] / "hlo"))  # last: the folder has a conftest of its own
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "llama_cpp"))
 
 from kernelgen import cli, manifest

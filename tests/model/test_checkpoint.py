@@ -297,17 +297,6 @@ def _called(function: ast.FunctionDef) -> list[str]:
 # --- refused files ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json", "config.json"])
-def test_a_fifo_in_a_checkpoint_is_not_read(name: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
-    folder = write(tmp_path / "model")
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    if name in ("model.safetensors", "config.json"):
-        refused(convert, capsys, folder, tmp_path)
-    else:
-        assert convert(folder) == 0
-
-
 def test_the_error_names_what_the_converter_needs(convert: Convert, tree: Path, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model", do="import sentencepiece_of_nobody")
     said = refused(convert, capsys, folder, tmp_path)
@@ -322,46 +311,67 @@ def test_the_error_names_what_the_converter_needs(convert: Convert, tree: Path, 
     assert f"{sys.executable} -m pip install -r {listed}\n" in refused(convert, capsys, folder, tmp_path)
 
 
+def header(text: bytes, size: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if size is None else size) + text
+
+
+def tensor(**changes: object) -> bytes:
+    return header(json.dumps({"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12], **changes}}).encode())
+
+
+TENSOR = ": tensor 'w' has an invalid description: "
+DAMAGED = [
+    ("model.safetensors", tensor(dtype="F99"), TENSOR),
+    ("model.safetensors", tensor(shape=[2, -3]), TENSOR),
+    ("model.safetensors", tensor(shape=[2**60, 3], data_offsets=[0, 2**61 * 3]), TENSOR),
+    ("model.safetensors", tensor(data_offsets=["0", "12"]), TENSOR),
+    ("model.safetensors", header(b'{"w": []}'), TENSOR),
+    ("model.safetensors", b"", ": a header of 0 bytes: expected 2 to "),
+    (
+        "model.safetensors",
+        b"\xff" * 8 + b"{",
+        f": a header of {2**64 - 1} bytes: expected 2 to {checkpoint.MAX_HEADER}",
+    ),
+    ("model.safetensors", header(b"{}", 100), ": the header is cut off after 2 of 100 bytes"),
+    ("model.safetensors", header(b"[]"), ":1:1: error: expected an object, not a list"),
+    ("model.safetensors", header(b"{]}"), ":1:2: error: not JSON: "),
+    ("model.safetensors.index.json", b"{", ":1:2: error: not JSON: "),
+    ("model.safetensors.index.json", b'{"weight_map": []}', ": 'weight_map' is not a mapping from tensors to files\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), DAMAGED)
+def test_a_damaged_file(name: str, data: bytes, message: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
+    folder = write(tmp_path / "model")
+    (folder / name).write_bytes(data)
+    assert f"{folder / name}{message}" in refused(convert, capsys, folder, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("do", "message"),
     [
         (
-            "logging.error('Model TinyForCausalLM is not supported'); sys.exit(1)",
-            "refuses the model: Model TinyForCausalLM is not supported",
+            "logging.error('TinyForCausalLM is not supported'); sys.exit(1)",
+            " refuses the model: TinyForCausalLM is not",
         ),
-        ("sys.exit(3)", "refuses the model: it ends with 3"),
         (
             "raise ValueError('Can not map tensor\\n\\n\\'x\\'')",
-            "refuses the model: ValueError: Can not map tensor 'x'",
+            " refuses the model: ValueError: Can not map tensor 'x'",
         ),
-        ("raise ValueError('x' * 10**6)", "refuses the model: ValueError: xxx"),
-        (
-            "print('\\x1b[31m' + 'so' * 9, flush=True); import os; os._exit(7)",
-            "ends with 7; it prints:\n    \\x1b[31msososo",
-        ),
-        ("import os; os.kill(os.getpid(), 9)", "is killed by SIGKILL; it prints:\n    nothing"),
-        ("bytearray(2 << 30)", "refuses the model: MemoryError\n"),
+        ("print('\\x1b[31mso', flush=True); import os; os._exit(7)", " ends with 7; it prints:\n    \\x1b[31mso"),
+        ("import os; os.kill(os.getpid(), 9)", " is killed by SIGKILL; it prints:\n    nothing"),
+        ("bytearray(2 << 30)", " refuses the model: MemoryError\n"),
+        ("import time; time.sleep(600)", " takes more than 3 s\n"),
     ],
-    ids=range(7),
 )
 def test_a_converter_that_fails(
     do: str, message: str, convert: Convert, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "MAX_MEMORY", 1 << 30)
+    monkeypatch.setattr(checkpoint, "TIMEOUT", 3)
     folder = write(tmp_path / "model", do=do)
     said = refused(convert, capsys, folder, tmp_path)
-    assert said.startswith(f"error: {folder}: convert_hf_to_gguf.py ")
-    assert message in said
-    assert len(said) < 5000
-
-
-def test_a_converter_that_does_not_end(
-    convert: Convert, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "TIMEOUT", 1)
-    folder = write(tmp_path / "model", do="import time; time.sleep(600)")
-    said = refused(convert, capsys, folder, tmp_path)
-    assert said == f"error: {folder}: convert_hf_to_gguf.py takes more than 1 s\n"
+    assert said.startswith(f"error: {folder}: convert_hf_to_gguf.py{message}")
 
 
 def test_what_llama_cpp_refuses_is_reported_for_the_checkpoint(convert: Convert, tmp_path: Path, capsys: Said) -> None:
@@ -370,78 +380,6 @@ def test_what_llama_cpp_refuses_is_reported_for_the_checkpoint(convert: Convert,
     said = refused(convert, capsys, folder, tmp_path)
     assert said.startswith(f"error: {folder}, converted: ")
     assert "'output_norm.weight' not found" in said
-
-
-GOOD = {"w": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}}
-
-
-def changed(**changes: object) -> dict[str, object]:
-    return {"w": {**GOOD["w"], **changes}}
-
-
-@pytest.mark.parametrize(
-    "described",
-    [
-        changed(dtype="F99"),
-        changed(dtype=None),
-        changed(dtype=[]),
-        changed(shape=[2, -3]),
-        changed(shape=[2, 3.0]),
-        changed(shape=[2, True]),
-        changed(shape=6),
-        changed(shape=[1] * 9),
-        changed(shape=[2**70]),
-        changed(data_offsets=[0, 13]),
-        changed(data_offsets=[12, 0]),
-        changed(data_offsets=[0]),
-        changed(data_offsets=["0", "12"]),
-        changed(shape=[2**60, 3], data_offsets=[0, 2**61 * 3]),
-        {"w": None},
-        {"w": []},
-        {"w": {}},
-    ],
-    ids=range(17),
-)
-def test_an_invalid_tensor(described: object, convert: Convert, tmp_path: Path, capsys: Said) -> None:
-    folder = write(tmp_path / "model")
-    path = safetensors(folder / "model.safetensors", described)
-    assert refused(convert, capsys, folder, tmp_path).startswith(
-        f"error: {path}: tensor 'w' has an invalid description: "
-    )
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", ": a header of 0 bytes: expected 2 to "),
-        (b"\xff" * 8 + b"{", f": a header of {2**64 - 1} bytes: expected 2 to {checkpoint.MAX_HEADER}"),
-        (struct.pack("<Q", 100) + b"{}", ": the header is cut off after 2 of 100 bytes"),
-        (struct.pack("<Q", 2) + b"[]", ":1:1: error: expected an object, not a list"),
-        (struct.pack("<Q", 3) + b"{]}", ":1:2: error: not JSON: "),
-        (struct.pack("<Q", 2) + b"\xff\xff", ":1:1: error: not JSON: byte 0xff is not UTF-8"),
-        (
-            struct.pack("<Q", 100_005) + b'{"w":' + b"[" * 100_000,
-            ":1:1: error: not JSON that can be read: it is nested too deep",
-        ),
-    ],
-    ids=range(7),
-)
-def test_an_invalid_header(data: bytes, message: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
-    folder = write(tmp_path / "model")
-    (folder / "model.safetensors").write_bytes(data)
-    assert f"{folder / 'model.safetensors'}{message}" in refused(convert, capsys, folder, tmp_path)
-
-
-def test_an_invalid_index(convert: Convert, tmp_path: Path, capsys: Said) -> None:
-    folder = write(tmp_path / "model")
-    index = folder / "model.safetensors.index.json"
-    for text, message in (
-        ("{", ":1:2: error: not JSON: "),
-        ('{"weight_map": []}', ": 'weight_map' is not a mapping from tensors to files\n"),
-        ('{"weight_map": {"w": 1}}', ": 'weight_map' is not a mapping from tensors to files\n"),
-    ):
-        index.write_text(text)
-        assert f"{index}{message}" in refused(convert, capsys, folder, tmp_path)
 
 
 def test_the_tree_and_the_python_are_named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,8 @@ from typing import Any
 import pytest
 
 from kernelgen import cli
-from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.library import builtin_library
-from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import ANY
-from kernelgen.model import graph_ops, listed, sources
+from kernelgen.model import graph_ops
 
 from .conftest import ROOT, specs
 
@@ -89,14 +85,6 @@ GRAPHS = "\n".join(
         },
     )
 )
-
-
-def test_whole_graphs_are_taken_too(tmp_path: Path) -> None:
-    path = tmp_path / "graphs.jsonl"
-    path.write_text(GRAPHS)
-    assert run(path, "-o", tmp_path / "listed.yaml") == 0
-    (spec,) = specs(tmp_path / "listed.yaml")
-    assert (spec.op, str(spec.output)) == ("relu", "(8,2,1,1)/f32")
 
 
 def test_graphs_that_repeat_themselves_give_groups(tmp_path: Path, capsys: Said) -> None:
@@ -266,12 +254,6 @@ def test_strides_are_bytes_or_elements(tmp_path: Path, capsys: Said) -> None:
         assert ("1 tensor has its strides in elements, not in bytes" in capsys.readouterr().out) is noted
 
 
-def test_kernels_of_several_architectures_are_one(tmp_path: Path) -> None:
-    value = hsa(kernel(), kernel(arch="aie2p"), kernel("ggml_unary_op_relu"))
-    assert run(write(tmp_path / "kernels.json", value), "-o", tmp_path / "m.yaml") == 0
-    assert {spec.op for spec in specs(tmp_path / "m.yaml")} == {"add", "relu"}
-
-
 def test_a_type_without_an_emitter_is_a_comment(tmp_path: Path, capsys: Said) -> None:
     tensors = {"input_tensors": ["(64,1,1,1)/i8"], "output_tensor": "(64,1,1,1)/i8"}
     value = hsa(kernel("ggml_unary_op_relu", **tensors), kernel())
@@ -335,57 +317,51 @@ def test_every_mistake_is_located(tmp_path: Path, capsys: Said) -> None:
     ]
 
 
+# --- files that are refused -------------------------------------------------------------------------------------------
+
+LISTS: list[tuple[object, str]] = [
+    (hsa(), ":3:16: error: kernels: expected a list of kernels, not a list"),
+    (
+        hsa(kernel(), kernel(output_tensor="(64,1,1,1)/f32", input_tensors=["(64,1,1,1)/f32"] * 2)),
+        "is already defined for aie2",
+    ),
+    (hsa(kernel("ggml_op_clamp")), "op 'clamp' needs the parameters 'min', 'max'"),
+    (hsa(kernel("ggml_op_map_custom1")), "no emitter for op 'map_custom1'"),
+    (hsa(kernel(input_tensors=["(1024,2,1,1)/f33"] * 2)), "unknown dtype 'f33'"),
+    (hsa(kernel(input_tensors=["(1024,2,1,1)/f32"])), "add has 2 inputs (src0, src1), not 1"),
+    ({"kernel": []}, "nor 'model_type', as a model's config.json: did you mean 'kernels'?"),
+    ([kernel()], ":1:1: error: expected an object, not a list"),
+]
+BYTES = [
+    (b"", " is nothing that kernelgen model takes\n    it takes a GGUF file, "),
+    (b"hello\n", " is nothing that kernelgen model takes\n"),
+    (b'{"kernels": [}', ":1:14: error: not JSON: Expecting value"),
+    (b'{\n"kernels": "\xff"}', ":2:1: error: not JSON: byte 0xff is not UTF-8"),
+    (b'{"kernels": ' + b"[" * 40 + b"]" * 40 + b"}", ": error: nested deeper than 32 levels"),
+    (b'{"kernels": [], "kernels": []}', ": error: key 'kernels' is already defined, on line 1"),
+    (b"2 0 4096 1 1 1 16 0\n", ":1:20: error: the line ends where word 1 of op_params is expected"),
+    (b"format: 2\n", " is nothing that kernelgen model takes\n"),
+]
+
+
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (hsa(), ":3:16: error: kernels: expected a list of kernels, not a list"),
-        ({"kernels": 1}, ":2:16: error: kernels: expected a list of kernels, not '1'"),
-        (
-            hsa(kernel(), kernel(output_tensor="(64,1,1,1)/f32", input_tensors=["(64,1,1,1)/f32"] * 2)),
-            "is already defined for aie2",
-        ),
-        (hsa(kernel("ggml_op_clamp")), "op 'clamp' needs the parameters 'min', 'max'"),
-        (hsa(kernel("ggml_op_map_custom1")), "no emitter for op 'map_custom1'"),
-        (hsa(kernel(input_tensors=["(1024,2,1,1)/f33"] * 2)), "unknown dtype 'f33'"),
-        (hsa(kernel(input_tensors=["(1024,2,1,1)/f32"])), "add has 2 inputs (src0, src1), not 1"),
-        ({"kernel": []}, "nor 'model_type', as a model's config.json: did you mean 'kernels'?"),
-        ([kernel()], ":1:1: error: expected an object, not a list"),
-    ],
-)
-def test_invalid_configurations(value: object, message: str, tmp_path: Path, capsys: Said) -> None:
-    path = write(tmp_path / "kernels.json", value)
-    assert message in refused(capsys, path, tmp_path / "m.yaml")
-
-
-# --- other files ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", " is nothing that kernelgen model takes\n    it takes a GGUF file, "),
-        (b"\0" * 100, " is nothing that kernelgen model takes\n"),
-        (b"hello\n", " is nothing that kernelgen model takes\n"),
-        (b'{"kernels": [}', ":1:14: error: not JSON: Expecting value"),
-        (b'{"kernels": [1,]}', ":1:16: error: not JSON: "),
-        (b'{\n"kernels": "\xff"}', ":2:1: error: not JSON: byte 0xff is not UTF-8"),
-        (b'{"kernels": ' + b"[" * 1_000_000, ": error: not JSON that can be read: it is nested too deep"),
-        (b'{"kernels": ' + b"[" * 40 + b"]" * 40 + b"}", ": error: nested deeper than 32 levels"),
-        (b'{"kernels": ' + b"9" * 5000 + b"}", ": error: not JSON that can be read: "),
-        (b'{"kernels": [], "kernels": []}', ": error: key 'kernels' is already defined, on line 1"),
-        (
-            b"{" + b" " * sources.MAX_JSON,
-            f": a JSON document of {sources.MAX_JSON + 1} bytes, more than {sources.MAX_JSON}\n",
-        ),
-        (b"2 0 4096 1 1 1 16 0\n", ":1:20: error: the line ends where word 1 of op_params is expected"),
-        (b"format: 2\n", " is nothing that kernelgen model takes\n"),
-    ],
-    ids=range(13),
+    ("data", "message"), [*((json.dumps(value, indent=4).encode(), message) for value, message in LISTS), *BYTES]
 )
 def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path, capsys: Said) -> None:
     path = tmp_path / "source"
     path.write_bytes(data)
     assert message in refused(capsys, path, tmp_path / "m.yaml")
+
+
+def test_options_of_models_are_refused_for_lists(tmp_path: Path, capsys: Said) -> None:
+    path = write(tmp_path / "kernels.json", hsa(kernel()))
+    for options in (("--n-ctx", "512"), ("--fuse", "auto")):
+        said = refused(capsys, path, *options, tmp_path / "m.yaml")
+        name = "--fuse auto" if options[0] == "--fuse" else options[0]
+        assert said == f"error: {name} is for models, and {path} is a configuration of ggml-hsa-gen-kernels\n"
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    said = refused(capsys, path, tmp_path / "model.gguf", tmp_path / "m.yaml")
+    assert said == "error: a model has a manifest of its own: name one source\n"
 
 
 def test_layouts_of_weights_are_the_manifests(tmp_path: Path) -> None:
@@ -400,95 +376,3 @@ def test_layouts_of_weights_are_the_manifests(tmp_path: Path) -> None:
         (1, 1),
         (0, 8),
     }
-
-
-def test_what_is_not_a_file_is_refused(tmp_path: Path, capsys: Said) -> None:
-    assert f"can't read '{tmp_path / 'none'}': No such file" in refused(capsys, tmp_path / "none", tmp_path / "m.yaml")
-    assert f"{tmp_path} is a folder without a config.json\n" in refused(capsys, tmp_path, tmp_path / "m.yaml")
-    assert "/dev/null is not a file or a folder\n" in refused(capsys, "/dev/null", tmp_path / "m.yaml")
-
-
-def test_options_of_models_are_refused_for_lists(tmp_path: Path, capsys: Said) -> None:
-    path = write(tmp_path / "kernels.json", hsa(kernel()))
-    said = refused(capsys, path, "--n-ctx", "512", tmp_path / "m.yaml")
-    assert said == f"error: --n-ctx is for models, and {path} is a configuration of ggml-hsa-gen-kernels\n"
-    said = refused(capsys, path, "--fuse", "auto", tmp_path / "m.yaml")
-    assert said == f"error: --fuse auto is for models, and {path} is a configuration of ggml-hsa-gen-kernels\n"
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    said = refused(capsys, path, tmp_path / "model.gguf", tmp_path / "m.yaml")
-    assert said == "error: a model has a manifest of its own: name one source\n"
-
-
-def test_no_damaged_file_does_harm(tmp_path: Path) -> None:
-    """A file with any changed bytes is read, or refused with a message."""
-    catalog = Catalog([builtin_library()])
-    text = (GRAPH_OPS / "llama3-8b-f16.flash-attn.txt").read_text().splitlines()
-    good = [
-        "\n".join(text[:3]),
-        GRAPHS,
-        json.dumps(hsa(kernel(), kernel("ggml_op_mul_mat", **MATRICES))),
-    ]
-    words = [
-        "0",
-        "-1",
-        "9" * 25,
-        '"',
-        "{",
-        "[",
-        "}",
-        "]",
-        ":",
-        ",",
-        "null",
-        "true",
-        "1.5",
-        "1e999",
-        '"x"',
-        "\n",
-        "[]",
-        "{}",
-        "\t",
-    ]
-    chance = random.Random(1)
-    path = tmp_path / "source"
-    outcomes: dict[str, set[bool]] = {}
-    for i in range(1200):
-        one = good[i % len(good)]
-        for _ in range(chance.randint(1, 3)):
-            at = chance.randrange(len(one))
-            one = one[:at] + chance.choice(words) + one[at + chance.choice((0, 1, 1, 3, 8)) :]
-        path.write_text(one)
-        try:
-            source = sources.recognize(path)
-            listed.merge([listed.read(source, catalog)], catalog)
-            read = True
-        except KernelgenError as error:
-            assert str(error).strip()
-            read = False
-        outcomes.setdefault(good[i % len(good)][:20], set()).add(read)
-    assert all(found == {True, False} for found in outcomes.values()), outcomes
-
-
-def test_no_value_of_another_kind_does_harm(tmp_path: Path) -> None:
-    """Replaces each value of a document by values of other kinds."""
-    catalog = Catalog([builtin_library()])
-    path = tmp_path / "source"
-    for lines in (GRAPHS.splitlines(), [json.dumps(hsa(kernel()))]):
-        for i, line in enumerate(lines):
-            for place in _places(json.loads(line)):
-                for other in (None, True, -1, 2**70, 1.5, "x", [], {}, [[]], [None] * 4, ["x"] * 4, [2**70] * 4):
-                    value = json.loads(line)
-                    at: Any = value
-                    for key in place[:-1]:
-                        at = at[key]
-                    at[place[-1]] = other
-                    path.write_text("\n".join([*lines[:i], json.dumps(value), *lines[i + 1 :]]))
-                    try:
-                        listed.merge([listed.read(sources.recognize(path), catalog)], catalog)
-                    except KernelgenError as error:
-                        assert str(error).strip()
-
-
-def _places(value: object, before: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place for key, item in items for place in ((*before, key), *_places(item, (*before, key)))]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+import subprocess
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-import fuzz_headers
 import headers
 import pytest
 import random_llama
@@ -22,7 +22,6 @@ from .conftest import ROOT, Derive, run_model
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=192, n_layer=3)
 WINDOWED = replace(SIZE, n_layer=4, n_swa=64)
-Refusal = Callable[..., str]
 RUN = ("--n-ctx", 512, "--n-tokens", 16, "--n-ubatch", 16)
 
 
@@ -31,25 +30,6 @@ def model(tmp_path: Path) -> Path:
     file = tmp_path / "model.gguf"
     random_llama.write(file, size=SIZE, sparse=True)
     return file
-
-
-@pytest.fixture
-def refusal(
-    model: Path,
-    exporter: Exporter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Refusal:
-    """Returns a function that runs `kernelgen model` with wrong arguments for the model, and returns its message."""
-    monkeypatch.chdir(tmp_path)
-
-    def refusal(*arguments: str) -> str:
-        assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments) == 2
-        assert not (tmp_path / "m.yaml").exists()
-        return capsys.readouterr().err
-
-    return refusal
 
 
 def adapter(folder: Path, rank: int, *targets: str) -> Path:
@@ -74,25 +54,6 @@ def test_an_adapter_adds_products_of_its_rank_and_any_scale(model: Path, derive:
     assert "--lora rank8.gguf --lora rank4.gguf:0.25" in (tmp_path / "derived.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("absent.gguf", "absent.gguf: No such file"),
-        (
-            "model.gguf",
-            "model.gguf: llama.cpp can't load the adapter: failed to apply lora adapter: expect general.type",
-        ),
-        ("rank8.gguf:nan", "an adapter is multiplied by a finite number other than 0, not by nan"),
-        ("rank8.gguf:0", "an adapter is multiplied by a finite number other than 0, not by 0"),
-        ("other.gguf", "has incorrect shape (hint: maybe wrong base model?)"),
-    ],
-)
-def test_what_is_not_an_adapter_of_the_model(value: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
-    adapter(tmp_path, 8, "attn_q")
-    random_llama.write_adapter(tmp_path / "other.gguf", random_llama.Size(), rank=8, targets=["attn_q"])
-    assert message in refusal("--lora", value)
-
-
 def test_a_context_is_shifted_in_place_and_in_pieces(model: Path, derive: Derive) -> None:
     """The kernels shift the keys of any cache: each number of cells divides the next, up to the longest cache."""
     without = derive(model, *RUN)
@@ -110,25 +71,6 @@ def test_keys_of_a_quantized_cache_are_rotated_in_f32(model: Path, derive: Deriv
     types = ("--type-k", "q8_0", "--type-v", "q8_0")
     added = derive(model, *RUN, *types, "--context-shift") - derive(model, *RUN, *types)
     assert sorted(spec.op for spec in added) == ["cpy", "cpy", "mul_mat", "rope"]
-
-
-def test_keys_that_llama_cpp_cannot_shift(
-    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "model.gguf"
-    random_llama.write(file, size=random_llama.Size(n_embd=64, n_head=2), sparse=True)
-    options = (*RUN, "--type-k", "q8_0", "--context-shift")
-    assert run_model(exporter, file, tmp_path / "m.yaml", *options) == 2
-    assert "whose heads are not multiples of 64: have the keys in f16" in capsys.readouterr().err
-
-
-def test_a_model_whose_cache_is_not_shifted(
-    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "bert.gguf"
-    random_llama.write_bert(file, SIZE)
-    assert run_model(exporter, file, tmp_path / "m.yaml", *RUN, "--embeddings", "--context-shift") == 2
-    assert f"llama.cpp shifts no cache of {file}: leave the option out" in capsys.readouterr().err
 
 
 def test_embeddings_are_of_all_tokens_and_pooled(model: Path, derive: Derive, tmp_path: Path) -> None:
@@ -165,33 +107,6 @@ def test_pooled_graphs_have_as_many_sequences_as_there_can_be(derive: Derive, tm
     random_llama.write_bert(file, SIZE)
     found = named(derive(file, *RUN, "--embeddings"), "get_rows")
     assert [str(spec.output) for spec in found if spec.inputs[0].ne[1] == 16] == ["(128,16,1,1)/f32"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--lora", "a.gguf", "--split-mode", "tensor", "--devices", 2), "llama.cpp splits no adapters"),
-        (
-            ("--split-mode", "tensor", "--devices", "2,4", "--target", "trn1", "--fuse", "layer"),
-            "--devices 4 --fuse layer: trn1 has collectives over 1, 2, 8, 16 or 32 cores, not 4",
-        ),
-        (("--encoder",), "the model has not both an encoder and a decoder"),
-        (("--pooling", "rank"), "--pooling rank: embeddings are pooled; give --embeddings too"),
-        (("--embeddings", "--n-outputs", 1), "a call has the embeddings of all its tokens"),
-        (("--rope-scale", 4, "--rope-freq-scale", 0.25), "--rope-scale is 1 / --rope-freq-scale: give one of them"),
-        (("--override-kv", "llama.block_count=3"), "--override-kv: expected KEY=int:N, "),
-    ],
-)
-def test_options_that_do_not_go_together(
-    options: tuple[object, ...],
-    message: str,
-    model: Path,
-    exporter: Exporter,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *options) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_control_vector_is_added_by_all_layers_but_the_first(model: Path, derive: Derive) -> None:
@@ -249,7 +164,9 @@ def test_recurrent_models_have_calls_of_several_sequences(
     """llama.cpp computes embeddings of a recurrent model one sequence after the other."""
     assert exporter.libraries is not None
     load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
-    fuzz_headers.save_models(exporter.libraries, load_backends, "^lfm2$", tmp_path)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries), "LD_PRELOAD": str(load_backends)}
+    command = [exporter.libraries / "test-llama-archs", "-a", "^lfm2$", "-s", "1", "-o", tmp_path]
+    subprocess.run(list(map(str, command)), env=environment, check=False, capture_output=True)
     kernels = derive(tmp_path / "lfm2-dense.gguf", *RUN, "--n-seq-max", 2, *options)
     assert {spec.output.ne[2] for spec in named(kernels, "ssm_conv")} == ({1} if options else {1, 2})
 
@@ -353,56 +270,6 @@ def test_a_head_of_gemma_4_reads_the_cache_of_its_model(
     assert not named(added, "set_rows")
     assert f"\n{head}: gemma4-assistant: " in said
     assert "--model-draft gemma4-head.gguf --spec-type draft-mtp" in (tmp_path / "derived.yaml").read_text()
-
-
-def test_a_head_of_a_gemma_4_of_another_width_is_refused(
-    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, narrow, head = tmp_path / "gemma4.gguf", tmp_path / "narrow.gguf", tmp_path / "head.gguf"
-    random_llama.write_gemma4(model, replace(WINDOWED, n_embd=256))
-    random_llama.write_gemma4(narrow, WINDOWED)
-    random_llama.write_gemma4_head(head, narrow, WINDOWED)
-    arguments = ("--spec-type", "draft-mtp", "--model-draft", head)
-    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments) == 2
-    said = capsys.readouterr().err
-    assert "the draft is a head of a gemma4 whose embedding has 128 numbers, and the model is a gemma4 with 256" in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--spec-type draft-mtp", "the model has no MTP layers (--spec-type draft-mtp)"),
-        ("--spec-type draft-mtp --model-draft model.gguf", "the draft has no MTP layers (--spec-type draft-mtp)"),
-        (
-            "--spec-type draft-mtp --model-draft gemma4-head.gguf",
-            "the draft is a head of a gemma4 whose embedding has 128 numbers, and the model is a llama with 128",
-        ),
-        ("--spec-type draft-eagle3", "--spec-type draft-eagle3: give the draft's file, --model-draft"),
-        ("--spec-type draft-simple", "--spec-type draft-simple: give the draft's file, --model-draft"),
-        (
-            "--model-draft words.gguf",
-            "llama.cpp does not use the draft words.gguf: its vocabulary has 1000 tokens, not 260",
-        ),
-        (
-            "--model-draft other.gguf",
-            "llama.cpp does not use the draft other.gguf: its vocabulary has another token 259",
-        ),
-        ("--spec-type draft-eagle3 --model-draft model.gguf", "the draft's architecture is not eagle3"),
-        ("--spec-type draft-eagle3 --model-draft far.gguf", "the draft reads layer 7 of a model of 3"),
-        (
-            "--spec-type draft-mtp --split-mode tensor --devices 2",
-            "--spec-type draft-mtp with --split-mode tensor: such a draft has no kernels",
-        ),
-        ("--spec-type draft-mtp --embeddings", "--spec-type draft-mtp with --embeddings or --encoder: "),
-    ],
-)
-def test_files_that_are_not_drafts_of_the_model(arguments: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
-    random_llama.write(tmp_path / "words.gguf", size=replace(SIZE, n_vocab=1000), sparse=True)
-    (tmp_path / "other.gguf").write_bytes((tmp_path / "model.gguf").read_bytes().replace("▁".encode(), "▂".encode()))
-    random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
-    random_llama.write_gemma4(tmp_path / "gemma4.gguf", WINDOWED)
-    random_llama.write_gemma4_head(tmp_path / "gemma4-head.gguf", tmp_path / "gemma4.gguf", WINDOWED)
-    assert message in refusal(*arguments.split())
 
 
 @pytest.mark.parametrize("lengths", ["256,512,1024", "256"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -130,61 +129,3 @@ def test_a_manifest_has_a_model_and_its_projector(derive: Derive, exporter: Expo
     assert "weights:" not in (tmp_path / "derived.yaml").read_text()
     assert alone <= derive(model, *call, "--weights", "transposed", "--mmproj", file)
     assert f" --mmproj {file.name} " in (tmp_path / "derived.yaml").read_text().replace(" \\\n#      ", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "Missing argument 'SOURCE...'"),
-        (("--image-size", "640x480"), "--image-size is for a projector: give --mmproj too"),
-        (("--audio-seconds", "3"), "--audio-seconds is for a projector: give --mmproj too"),
-        (("--mmproj", "ultravox.gguf", "--audio-seconds", "9999"), "--audio-seconds 9999: sound of at most 3600 s"),
-        (
-            ("--mmproj", "ultravox.gguf", "--image-size", "640"),
-            "expected sizes such as 640x480, of at most 16384 pixels, not '640'",
-        ),
-        (("--mmproj", "ultravox.gguf", "--image-size", "0x480"), "expected sizes such as 640x480"),
-        (
-            ("--mmproj", "ultravox.gguf", "--n-tokens", "3"),
-            "--n-tokens is for models, and no SOURCE is given beside --mmproj",
-        ),
-        (
-            ("--mmproj", "ultravox.gguf", "--image-size", "640x480"),
-            "ultravox.gguf: the file has no projector of images",
-        ),
-        (("--mmproj", "absent.gguf"), "absent.gguf: No such file"),
-        (("--mmproj", "model.gguf"), "model.gguf: this is not a projector: its architecture is llama"),
-        (("--mmproj", "cut.gguf"), "cut.gguf: the header is damaged or cut off"),
-    ],
-)
-def test_files_that_are_not_projectors(
-    exporter: Exporter,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = header(tmp_path, "ultravox")
-    Path("cut.gguf").write_bytes(file.read_bytes()[:500])
-    random_llama.write(Path("model.gguf"), size=random_llama.Size(n_layer=1), sparse=True)
-    assert run(exporter, tmp_path / "projector.yaml", *arguments) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "projector.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--mmproj", "p.gguf", "--shift"), "--mmproj is given without a model, --graph and --shift"),
-        (("--image-size", "640x480"), "options of images and sound are for --mmproj"),
-        (("--mmproj", "p.gguf", "--image-size", "640x480x3"), "--image-size: expected WIDTHxHEIGHT"),
-        (("--mmproj", "p.gguf", "--audio-seconds", "0"), "--audio-seconds: expected 1 to 3600 seconds, not '0'"),
-    ],
-)
-def test_options_of_the_program(exporter: Exporter, arguments: tuple[str, ...], message: str) -> None:
-    environment = {"LD_LIBRARY_PATH": str(exporter.libraries)}
-    done = subprocess.run([exporter.program, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import group_kernels
@@ -101,43 +100,6 @@ def test_chains_have_any_numbers(derive: Derive, model: Path) -> None:
     assert one != derive(
         model, *options, "penalties=16:1.3:0.1:0.1,top_k=6,top_p=0.9,min_p=0.1,temperature=0.5:0.1:0.9,dist"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--samplers", "top_n_sigma"],
-            "unknown sampler 'top_n_sigma': llama.cpp computes these on a device: greedy, dist",
-        ),
-        (["--samplers", "top_k=x"], "--samplers: 'top_k=x': expected a number, not 'x'"),
-        (["--samplers", "top_k=1:2"], "--samplers: 'top_k=1:2': top_k has 1 number"),
-        (["--samplers", "greedy,"], "unknown sampler ''"),
-        (
-            ["--samplers", "greedy", "--split-mode", "tensor", "--devices", "2"],
-            "--samplers: llama.cpp samples on the CPU with --split-mode tensor",
-        ),
-    ],
-)
-def test_invalid_chains(
-    arguments: list[str],
-    message: str,
-    model: Path,
-    exporter: Exporter,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run_model(exporter, model, tmp_path / "m.yaml", *arguments) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "m.yaml").exists()
-
-
-def test_the_program_refuses_samplers_of_split_tensors(exporter: Exporter, model: Path) -> None:
-    arguments = [model, "--graph", "n_tokens=1", "--samplers", "greedy", "--split-mode", "tensor", "--devices", "2"]
-    environment = {"LD_LIBRARY_PATH": str(exporter.libraries)}
-    done = subprocess.run([exporter.program, *arguments], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--samplers: llama.cpp samples on the CPU with --split-mode tensor" in done.stderr.splitlines()[0]
 
 
 @pytest.mark.long

@@ -1,6 +1,4 @@
-"""Makes this folder importable: the tests share calls of a model."""
-
-from __future__ import annotations
+"""Makes the calls of a model importable by name."""
 
 import sys
 from pathlib import Path
