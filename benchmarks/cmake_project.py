@@ -132,9 +132,9 @@ class Project:
         seconds = time.perf_counter() - begun
         # Both tools print a command's description after its number or share: "[3/17] Emitting …", "[ 42%] Emitting …".
         commands = tuple(re.findall(r"^\[[^\]]+\] ((?!Re-running|Built target).*)$", output, re.MULTILINE))
-        emits = [int(n) for c in commands for n in re.findall(r"^Emitting \S+ \((\d+)\)$", c)]
+        emits = sum(c.startswith("Emitting ") for c in commands)
         compiles = [id_ for c in commands for id_ in re.findall(r"^Compiling (\S+) \(", c)]
-        return Result(output, seconds, sum(emits), tuple(sorted(compiles)), commands)
+        return Result(output, seconds, emits, tuple(sorted(compiles)), commands)
 
     def ninja(self, *arguments: str) -> tuple[str, float]:
         """Runs Ninja itself; returns its output and the seconds."""

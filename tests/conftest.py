@@ -18,11 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import selectors
-import tempfile
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -126,54 +123,23 @@ def real_neff() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Returns a context manager that passes one build's workers, which have imported JAX, to the next build with the
-    same environment.
-    """
-    from kernelgen.build import executor, pool
+    """Returns a context manager in which builds of this process share the servers that run steps, which have imported JAX."""
+    from kernelgen.build import ninja
 
-    folder = tmp_path_factory.mktemp("workers")
+    folder = tmp_path_factory.mktemp("servers")
 
     @contextlib.contextmanager
     def keep_workers() -> Iterator[None]:
-        kept: list[pool._Worker] = []
-        key: object = None
-
-        def end() -> None:
-            while kept:
-                worker = kept.pop()
-                worker.ask_to_stop()
-                worker.kill(time.monotonic() + pool.GRACE)
-
-        class KeptPool(pool.Pool):
-            def __init__(self, size: int, logs: Path, environment: Mapping[str, str]) -> None:
-                nonlocal key
-                # The build's own folder of temporary files is removed with the build.
-                super().__init__(size, Path(tempfile.mkdtemp(dir=folder)), {**environment, "TMPDIR": str(folder)})
-                # The build's own process looks for the SDK, so NEURON_SDK does not matter here.
-                own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": "", "NEURON_SDK": ""})
-                if own != key:
-                    end()
-                    key = own
-                self._workers = [kept.pop() for _ in range(min(size, len(kept)))]
-                for worker in self._workers:
-                    self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-
-            def stop(self) -> None:
-                kept.extend(worker for worker in self._workers if not worker.busy)
-                self._workers = [worker for worker in self._workers if worker.busy]
-                super().stop()
-
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(executor, "Pool", KeptPool)
+            patch.setattr(ninja, "SERVERS", folder)
             yield
-        end()
 
     return keep_workers
 
 
 @pytest.fixture(scope="module")
 def kept_workers(keep_workers: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Shares workers between the builds of a file of tests, which saves each build a second or two."""
+    """Shares servers between the builds of a file of tests, which saves each build a second or two."""
     with keep_workers():
         yield
 

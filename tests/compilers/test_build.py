@@ -89,14 +89,11 @@ def test_a_neff_of_the_sdk_is_judged_by_the_digest_that_was_recorded(build: Buil
     assert container.payload_digest(data, container.read_header(data)) is None
     one.write_bytes(data[:-3] + b"\1\1\1")
     before = two.read_bytes()
+    code, _, err = build()
+    assert code == 1 and "its SHA-256 differs" in err and not one.exists()
     code, out, _ = build()
     assert code == 0 and "(1 compiled, 1 up to date)" in out
     assert one.read_bytes() != data and two.read_bytes() == before
-    one.with_suffix(".origin").unlink()
-    code, out, _ = build("--dry-run")
-    assert code == 0 and "compile at most 1 of 2" in out
-    code, out, _ = build()
-    assert code == 0 and "(1 compiled, 1 up to date)" in out
 
 
 def test_a_failure_of_the_sdk_is_shown_and_is_never_a_result(build: Build, tmp_path: Path) -> None:
@@ -111,7 +108,7 @@ def test_a_failure_of_the_sdk_is_shown_and_is_never_a_result(build: Build, tmp_p
         code, out, err = build(print="the reason", **manners)
         assert code == 1, manners
         assert "0 built (0 compiled, 0 up to date), 2 failed" in out, manners
-        assert err.count("FAILED") == 2 and "the reason" in err, manners
+        assert err.count("FAILED: ") == 2 and "the reason" in err, manners
         assert not (tmp_path / "out/two_trn1.kernels.gguf").exists(), manners
     code, out, _ = build()
     assert code == 0 and "2 built (2 compiled" in out
@@ -173,7 +170,7 @@ def test_settings_of_some_kernels_compile_these_and_no_others(build: Build, tmp_
         code, _, err = build()
         assert code == 0, err
         calls = compiles(tmp_path)
-        ops = sorted(re.findall(r"\] trn1-\w+ (\w+)-\S+ \d", err))
+        ops = sorted(re.findall(r"^\[\S+\] compile (\w+)-", err, re.MULTILINE))
         assert len(calls) == len(ops)
         return ops, {call[call.index("--optlevel") + 1] for call in calls}
 
@@ -232,18 +229,13 @@ def test_the_logs_of_compiles_are_on_the_kernels_pages(build: Build, tmp_path: P
     moved = bundle.rename(tmp_path / "moved")
     assert ["The compile's log" in page for page in pages(moved)] == [False, False]
     assert all("The compile's log" in page for page in pages(moved, "--logs", str(tmp_path / "out")))
-    # By CMake's names.
-    (tmp_path / "neff").mkdir()
-    ids = sorted(path.stem for path in (tmp_path / "a.kernels").iterdir())
-    logs[0].rename(tmp_path / "neff" / f"{ids[0]}.trn1.log")
-    found = pages(moved, "--logs", str(tmp_path / "neff"))
-    assert ["Compiler status PASS" in page for page in found] == [True, False]
+    assert all("The compile's log" in page for page in pages(moved, "--logs", str(logs[0].parent)))
 
 
 def test_what_a_compiler_prints_is_not_in_bundles(build: Build, tmp_path: Path) -> None:
     assert build(steady=True, print="one")[0] == 0
     pack = (tmp_path / "out" / "two_trn1.kernels.gguf").read_bytes()
-    for path in (tmp_path / "out" / ".kernelgen" / "neff").iterdir():
+    for path in (tmp_path / "out" / ".kernelgen" / "neff").glob("*.neff"):
         path.unlink()
     assert build(steady=True, print="two")[0] == 0
     assert len(compiles(tmp_path)) == 4 and (tmp_path / "out" / "two_trn1.kernels.gguf").read_bytes() == pack

@@ -181,7 +181,7 @@ def build(manifest: Path, output: Path) -> None:
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="kernels-")
 _MADE = Path(_FOLDER.name) / "made"
-"""HLO and NEFFs of all builds. The folder moves into each build in turn; digests in it say what is up to date."""
+"""HLO and NEFFs of all builds. The folder moves into each build in turn."""
 
 
 def kernelgen(*arguments: str | Path) -> None:

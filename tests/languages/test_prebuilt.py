@@ -15,7 +15,6 @@ import pytest
 from nki_double import Double
 
 from kernelgen import manifest
-from kernelgen.build.up_to_date import HloFiles
 from kernelgen.cli.frame import run
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library, of_sources
@@ -191,14 +190,6 @@ def test_what_was_made_for_other_tensors_is_refused(make: Callable[..., Project]
 # --- build steps ----------------------------------------------------------------------------------------------------------
 
 
-def test_edited_prebuilt_file_is_another_input(make: Callable[..., Project], tmp_path: Path) -> None:
-    project = make()
-    kernel = project.native[0]
-    files = HloFiles(tmp_path, project.catalog.folders)
-    before = files.inputs(kernel)
-    assert before is not None and files.inputs(kernel) == before
-    project.file(kernel).write_bytes(project.file(kernel).read_bytes() + b"\n")
-    assert files.inputs(kernel) not in (before, None)
 
 
 def test_a_build_follows_the_files(

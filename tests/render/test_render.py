@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen import manifest
+from kernelgen.build.steps import Build, argument_files, steps_of
 from kernelgen.cache import OFF, CacheSettings
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
@@ -98,7 +99,7 @@ def test_a_bundle_names_the_neffs_of_kernels_with_settings_of_their_own(plan: Pl
     assert {bundle.config for bundle in special.bundles} == {bundle.config for bundle in plan.bundles}
     files = bazel.generate(special, [bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")], "@@rules~")
     rules = [a for rule, a in calls(files["bundles/BUILD.bazel"]) if rule == "neuron_kernel_bundle"]
-    text = cmake.generate(special, [builtin_library()], BUILD)["kernels.cmake"]
+    steps = {step.name: step for step in steps_of(special, BUILD) if step.kind == "bundle"}
     for bundle, attributes in zip(special.bundles, rules, strict=True):
         assert ast.literal_eval(attributes["entries"]) == f"{bundle.id}.entries.json"
         neffs = [
@@ -106,8 +107,7 @@ def test_a_bundle_names_the_neffs_of_kernels_with_settings_of_their_own(plan: Pl
         ]
         assert set(neffs) <= {neff.id for neff in special.neffs} and len(neffs) == len(bundle.kernels)
         assert sum(neff.rpartition(".")[2] != bundle.config for neff in neffs) == 1
-        (listed,) = re.findall(rf"^neuron_kernels_bundle\({bundle.id}\n(.*?)\)", text, re.M | re.S)
-        assert listed.split() == neffs
+        assert [f"neff/{neff}.neff" for neff in neffs] == [i for i in steps[bundle.id].inputs if i.endswith(".neff")]
 
 
 def test_a_group_has_the_emitters_of_all_of_its_ops(group: Plan) -> None:
@@ -128,8 +128,7 @@ def test_a_group_has_the_emitters_of_all_of_its_ops(group: Plan) -> None:
     )
     assert ast.literal_eval(rule["helpers"]) == ["@@rules~//kernels:common.py"]
     files = cmake.generate(group, [builtin_library()], BUILD)
-    (name,) = (name for name in files if name.startswith("steps/graph."))
-    words = files[name].splitlines()
+    words = files[f"steps/{kernel.id}.emit"].splitlines()
     assert [Path(w).name for w in words if w.startswith("--emitter=")] == ["elementwise.py", "norm.py"]
     assert words.count("--library=kernelgen") == 2 and len([w for w in words if w.startswith("--spec=")]) == 1
 
@@ -140,8 +139,7 @@ def test_a_library_without_a_package_cannot_be_rendered(plan: Plan, tmp_path: Pa
         bazel.generate(plan, [other], "@@")
 
 
-BUILD = cmake.Build(
-    folder=Path("/build/two"),
+BUILD = Build(
     compiler="neuronx-cc",
     identity="neuronx-cc 2.21",
     executable=Path("/sdk/bin/neuronx-cc"),
@@ -152,19 +150,17 @@ BUILD = cmake.Build(
 )
 
 
-def test_cmake_has_a_call_for_every_batch_neff_and_bundle(plan: Plan) -> None:
+def test_cmake_has_a_call_for_every_kernel_neff_and_bundle(plan: Plan) -> None:
     files = cmake.generate(plan, [builtin_library()], BUILD)
-    text = files["kernels.cmake"]
-    batches = dict(re.findall(r"^neuron_kernels_emit\(\[\[(\S+)\]\]\n(.*?)\)", text, re.M | re.S))
-    assert {name: ids.split() for name, ids in batches.items()} == {
-        "kernelgen.elementwise": [k.spec.id for k in plan.kernels if k.spec.op == "add"],
-        "kernelgen.norm": [k.spec.id for k in plan.kernels if k.spec.op == "rms_norm"],
-    }
-    assert re.findall(r"^neuron_kernels_compile\((\S+)", text, re.M) == [n.id for n in plan.neffs]
-    assert re.findall(r"^neuron_kernels_bundle\((\S+)", text, re.M) == ["two_trn1", "two_trn2"]
-    specs = [k.spec.json for k in plan.kernels]
-    lines = [line for name in batches for line in files[f"steps/{name}.emit"].splitlines()]
-    assert [line.removeprefix("--spec=") for line in lines if line.startswith("--spec=")] == specs
+    steps = re.findall(r"^neuron_kernels_step\((\S+) (\S+)", files["kernels.cmake"], re.M)
+    assert steps == [
+        *(("emit", k.id) for k in plan.kernels),
+        *(("compile", n.id) for n in plan.neffs),
+        ("bundle", "two_trn1"),
+        ("bundle", "two_trn2"),
+    ]
+    for kernel in plan.kernels:
+        assert f"--spec={kernel.spec.json}" in files[f"steps/{kernel.id}.emit"].splitlines()
     assert Plan.from_json(files["plan.json"]) == plan
 
 
@@ -173,7 +169,8 @@ def test_what_changes_no_neff_is_in_no_file_that_a_compile_depends_on(plan: Plan
     moved = replace(BUILD, executable=Path("/elsewhere/neuronx-cc"), memory_mb=9 * 1024, cache=OFF)
     second = cmake.generate(plan, [builtin_library()], moved)
     changed = {name for name in first if first[name] != second[name]}
-    assert changed == {"steps/compiler", "kernels.cmake"}
+    # The number of compiles at once is in kernels.cmake and for the servers.
+    assert changed == {"steps/compiler", "kernels.cmake", "workers/compile/servers"}
     newer = cmake.generate(plan, [builtin_library()], replace(BUILD, identity="neuronx-cc 2.22"))
     changed = {name for name in first if first[name] != newer[name]}
     assert {name for name in changed if name.startswith("steps/")} == {
@@ -190,22 +187,11 @@ def test_compiles_run_at_once_as_memory_and_cpus_allow(plan: Plan) -> None:
     assert replace(BUILD, compiler="simulator", executable=None).slots(plan) == 8
 
 
-def test_a_kernel_more_changes_one_batch_of_a_large_module(tmp_path: Path) -> None:
-    def files(count: int) -> Mapping[str, str]:
-        entries = [
-            {"op": "relu", "inputs": [f"({n},1,1,1)/f32"], "output": f"({n},1,1,1)/f32"} for n in range(1, count)
-        ]
-        path = tmp_path / "many.yaml"
-        path.write_text(json.dumps({"format": 1, "name": "many", "targets": ["trn1"], "kernels": entries}))
-        return cmake.generate(
-            Plan.merge(manifest.load([path], Catalog([builtin_library()]))), [builtin_library()], BUILD
-        )
-
-    before, after = files(120), files(121)
-    batches = {name for name in after if name.endswith(".emit")}
-    assert len(batches) == 4
-    assert batches == {name for name in before if name.endswith(".emit")}
-    assert len([name for name in batches if before[name] != after[name]]) == 1
+def test_another_version_of_a_package_emits_again(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = argument_files(plan, [builtin_library()], BUILD)
+    monkeypatch.setattr("kernelgen.build.steps.version", lambda name: f"{name} of tomorrow")
+    after = argument_files(plan, [builtin_library()], BUILD)
+    assert {name for name in before if before[name] != after[name]} == {f"steps/{k.id}.emit" for k in plan.kernels}
 
 
 @pytest.mark.parametrize("value", ["", "plain", "a]]b", "ends]", "a]=]b]]", 'quote " $ENV{HOME} \\'])

@@ -6,6 +6,7 @@ tests/bazel/test_arguments.py and tests/cmake/test_sources.py build such a manif
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from nki_double import Double
 
 from kernelgen import manifest
+from kernelgen.build.steps import Build, steps_of
 from kernelgen.bundle import pack
 from kernelgen.bundle.contents import pack_name
 from kernelgen.cache import OFF
@@ -80,22 +82,27 @@ class Ways:
     def by_cmake(self) -> dict[str, bytes]:
         """Bundles from the steps that CMake's commands run."""
         folder = self.folder / "cmake"
-        build = cmake.Build(folder, "simulator", IDENTITY, None, version("jax"), OFF, 2, 4096)
+        build = Build("simulator", IDENTITY, None, version("jax"), OFF, 2, 4096)
         files = cmake.generate(self.plan, self.catalog.folders, build)
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        for batch in sorted((folder / "steps").glob("*.emit")):
-            step("emit-batch", f"@{batch}", f"--stamp={folder / 'stamp'}")
+        with contextlib.chdir(folder):
+            self.run_steps(folder, build)
+        return {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
+
+    def run_steps(self, folder: Path, build: Build) -> None:
         configs = {c.key: c for c in self.plan.configs}
+        for kernel in self.plan.kernels:
+            step("emit", f"@steps/{kernel.id}.emit")
         (folder / "neff").mkdir()
         for n in self.plan.neffs:
             hlo, path = folder / "hlo" / hlo_file(n.kernel), folder / "neff" / f"{n.id}.neff"
             compiled(hlo, configs[n.config].flags(), path)
             provenance.write(provenance.beside(path), hlo, "compiled", hashlib.sha256(path.read_bytes()).hexdigest())
-        for bundle in self.plan.bundles:
-            step("bundle", f"@{folder / 'steps' / f'{bundle.id}.bundle'}", f"--pack={folder / pack_name(bundle.id)}")
-        return {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
+        for one in steps_of(self.plan, build):
+            if one.kind == "bundle":
+                step("bundle", *one.arguments)
 
 
 def compiled(hlo: Path, flags: list[str], output: Path) -> None:
@@ -136,11 +143,12 @@ def test_a_bundle_has_every_kind_of_entry(ways: Ways) -> None:
     assert any(kernel.prebuilt for kernel in ways.plan.kernels)
 
 
-def test_files_that_are_not_those_of_the_entries_are_refused(ways: Ways) -> None:
+def test_files_that_are_not_those_of_the_entries_are_refused(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ways.folder / "cmake"
     (bundle, *_) = ways.plan.bundles
     if not folder.exists():
         ways.by_cmake()
+    monkeypatch.chdir(folder)
     lines = (folder / "steps" / f"{bundle.id}.bundle").read_text().splitlines()
     first, second, *_ = (i for i, line in enumerate(lines) if line.startswith("--hlo="))
     output = folder / "refused.gguf"
@@ -156,13 +164,13 @@ def test_files_that_are_not_those_of_the_entries_are_refused(ways: Ways) -> None
     )
     n = len(kernels)
     assert f"bundle every_trn1: {n} entries, {n - 1} HLO and {n} NEFFs" in said(
-        [line for line in lines if not line.startswith(f"--hlo={folder}/hlo/{kernels[-1]}.")]
+        [line for line in lines if not line.startswith(f"--hlo=hlo/{kernels[-1]}.")]
     )
     notes = folder / "hlo" / notes_file(next(e.kernel for e in ways.plan.entries(bundle).entries if e.noted))
     content = notes.read_bytes()
     notes.unlink()
     try:
         code, text = worker.run(["bundle", *lines, f"--pack={output}"])
-        assert code and f"{notes}: No such file" in text and not output.exists()
+        assert code and f"hlo/{notes.name}: No such file" in text and not output.exists()
     finally:
         notes.write_bytes(content)

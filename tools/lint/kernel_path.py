@@ -10,10 +10,12 @@ profiler. A function counts if it runs once; comprehensions and bodies of module
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import sys
 import tempfile
 from collections import defaultdict
+from importlib.metadata import version
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -32,39 +34,28 @@ kernels:
 
 def build(folder: Path) -> None:
     """Builds the kernel's pack in `folder`, all steps in this process."""
-    from kernelgen import manifest
-    from kernelgen.build.up_to_date import emit_arguments
-    from kernelgen.cli import bundle_forms
+    from kernelgen import fileio, manifest
+    from kernelgen.build.steps import Build, argument_files, steps_of
+    from kernelgen.cache import OFF
+    from kernelgen.compilers import choice
     from kernelgen.emitters.catalog import Catalog
     from kernelgen.emitters.library import builtin_library
     from kernelgen.plan import Plan
     from kernelgen.steps import worker
 
-    path, hlo, neff = folder / "one.yaml", folder / "one.hlo", folder / "one.neff"
-    path.write_text(MANIFEST)
+    (folder / "one.yaml").write_text(MANIFEST)
     catalog = Catalog([builtin_library()])
-    plan = Plan.merge(manifest.load([path], catalog))
-    (kernel,), (compiled,), (config,) = plan.kernels, plan.neffs, plan.configs
-    compile_arguments = [f"--kernel={kernel.id}", "--compiler=simulator", f"--hlo={hlo}", f"--output={neff}"]
-    compile_arguments += [f"--flag={word}" for word in config.flags()]
-    for arguments in (
-        emit_arguments(kernel, {library.name: library for library in catalog.folders}, hlo),
-        ["compile", *compile_arguments, f"--origin={folder / 'one.origin.json'}"],
-    ):
-        status, output = worker.run(arguments)
-        if status:
-            raise SystemExit(output)
-    bundles = bundle_forms.write(
-        plan,
-        plan.bundles,
-        folder,
-        ("pack",),
-        {kernel.id: hlo},
-        {compiled.id: neff},
-        compiler="simulator",
-        jax_version="",
-    )
-    if [pack.name for pack in bundles] != ["one_trn1.kernels.gguf"]:
+    plan = Plan.merge(manifest.load([folder / "one.yaml"], catalog))
+    compiler = choice.resolve("simulator")
+    settings = Build(compiler.name, compiler.identity, None, version("jax"), OFF, 1, 1024)
+    for name, text in argument_files(plan, catalog.folders, settings).items():
+        fileio.write_bytes(folder / name, text.encode())
+    with contextlib.chdir(folder):
+        for step in steps_of(plan, settings):
+            status, output = worker.run([step.kind, *step.arguments])
+            if status:
+                raise SystemExit(output)
+    if not (folder / "one_trn1.kernels.gguf").exists():
         raise SystemExit("no pack was written")
 
 

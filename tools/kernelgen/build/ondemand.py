@@ -1,76 +1,68 @@
-"""Runs build steps for Ninja and Make, in short-lived processes, as many in parallel as the machine has memory for.
+"""Runs build steps for ninja and make in few long-lived processes, which import JAX once.
 
-    python -P -S ondemand.py FOLDER SLOTS warm|fresh STEP --name=value…
+    python -P -S ondemand.py FOLDER STEP --name=value…
 
-runs one step of `kernelgen.steps.worker` and exits with its status. Among all processes that share FOLDER, SLOTS run at once: each
-holds the lock of a slot. (Ninja has pools for that; Make has none.)
+runs one step of `kernelgen.steps.worker` and exits with its status. FOLDER/servers has a number of slots and a version. Among all
+processes that share FOLDER, as many run at once as there are slots: each holds the lock of one. (ninja has pools for that; make has
+none.)
 
-`warm` sends the step to the slot's server. The first step that needs a server starts it. The server imports JAX once and runs one
-step at a time. It ends after some seconds without a step, or when FOLDER is removed. Its name has a digest of kernelgen's sources,
-so no step uses a server that started before an edit. Bazel has persistent workers for this; they make a build of many small kernels
-fast. `fresh` runs the step in this process. On a file system without locks or sockets, `warm` falls back to the slower `fresh`.
+The slot's server runs the step, in the caller's working folder. The first step that needs a server starts it. A server runs one
+step at a time. It ends after some seconds without a step, when FOLDER is removed, and when a module changes that an emitter
+imported from outside its library. It ends at once with its client, which ends when the build is interrupted. Its name has the
+version, so no step uses a server that started before an edit of kernelgen. On a file system without locks or sockets the step runs
+in this process, which is slower.
 
-This module imports only the standard library, and `-S` skips site-packages: a small step costs only this start.
+A client runs for each step, so it imports little: two small C modules. `-S` skips site-packages.
 """
 
 from __future__ import annotations
 
-import contextlib
+import _socket
 import fcntl
-import hashlib
-import json
 import os
-import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 IDLE_SECONDS = 10.0
 """Seconds that a server waits for its next step."""
 
 _TAIL_BYTES = 4096
-_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one step; see the module."""
-    folder, slots, mode, *step = argv
-    if mode not in ("warm", "fresh") or not step:
-        raise SystemExit("usage: ondemand.py FOLDER SLOTS warm|fresh STEP --name=value...")
-    with _slot(Path(folder), int(slots)) as slot:
-        if mode == "warm" and slot is not None:
-            # A socket's address holds 108 bytes, fewer than many build folders' paths have.
-            os.chdir(folder)
-            with contextlib.suppress(OSError):
-                code, output = _ask(slot, step)
-                sys.stderr.write(output)
-                return code
-        # The lock is inherited and ends with the process.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "kernelgen.steps.worker", *step])
+    folder, *step = argv
+    if not step:
+        raise SystemExit("usage: ondemand.py FOLDER STEP --name=value...")
+    with open(f"{folder}/servers") as file:
+        slots, version = file.read().split()
+    slot = _slot(folder, int(slots))
+    if slot is not None:
+        here = os.getcwd()
+        os.chdir(folder)  # a socket's address holds 108 bytes, fewer than many build folders' paths have
+        try:
+            code, output = _ask(f"{slot}-{version}", [here, *step])
+        except OSError:
+            os.chdir(here)
+        else:
+            sys.stderr.write(output)
+            return code
+    # The lock is inherited and ends with the process.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "kernelgen.steps.worker", *step])
 
 
-@contextlib.contextmanager
-def _slot(folder: Path, slots: int) -> Iterator[int | None]:
-    """Yields the number of a locked slot, after waiting if necessary; None where files can't be locked."""
+def _slot(folder: str, slots: int) -> int | None:
+    """Locks a slot until this process ends, after waiting if necessary; returns None where files can't be locked."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files = [os.open(folder / f"{slot}.lock", os.O_RDWR | os.O_CREAT, 0o666) for slot in range(slots)]
+        files = [os.open(f"{folder}/{slot}.lock", os.O_RDWR | os.O_CREAT, 0o666) for slot in range(slots)]
         held = next((slot for slot, file in enumerate(files) if _lock(file, fcntl.LOCK_NB)), None)
         if held is None:
             held = os.getpid() % slots
             _lock(files[held], 0)
     except OSError:
-        yield None
-        return
-    for slot, file in enumerate(files):
-        if slot != held:
-            os.close(file)
+        return None
     os.set_inheritable(files[held], True)
-    try:
-        yield held
-    finally:
-        os.close(files[held])
+    return held
 
 
 def _lock(file: int, flags: int) -> bool:
@@ -84,49 +76,55 @@ def _lock(file: int, flags: int) -> bool:
 # --- asking ---------------------------------------------------------------------------------------------------------------
 
 
-def _ask(slot: int, step: Sequence[str]) -> tuple[int, str]:
-    """Returns the exit status and the output of a step that the slot's server ran.
+def _ask(name: str, request: Sequence[str]) -> tuple[int, str]:
+    """Returns the exit status and the output of a step that a slot's server ran.
+
+    Args:
+        name: the server's name: the slot's number and the version.
+        request: the step's working folder, and the step.
 
     Raises:
         OSError: a server can't run here.
     """
-    name = f"{slot}-{_state()}"
-    with socket.socket(socket.AF_UNIX) as client:
+    while True:
+        client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             client.connect(f"{name}.sock")
         except (FileNotFoundError, ConnectionRefusedError):
             _start(name)
             client.connect(f"{name}.sock")
-        client.sendall(json.dumps(list(step)).encode())
-        client.shutdown(socket.SHUT_WR)
-        with client.makefile("rb") as stream, contextlib.suppress(ConnectionError):
-            if answer := stream.read():
-                code, output = json.loads(answer)
-                return int(code), str(output)
-    log = Path(f"{name}.log").read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        # The end of this process is the end of the connection, which the server watches.
+        client.sendall(("\0".join(request) + "\n").encode())
+        answer = b""
+        try:
+            while data := client.recv(1 << 16):
+                answer += data
+        except ConnectionError:
+            answer = b""
+        code, separator, output = answer.partition(b" ")
+        if separator:
+            return int(code), output.decode()
+        if os.path.exists(f"{name}.sock"):
+            break
+        # The server left before it ran the step.
+    with open(f"{name}.log", "rb") as log:
+        last = log.read()[-_TAIL_BYTES:].decode(errors="replace")
     return (
         1,
         "error: the process that ran this step died: the step ended it, or the machine ran out of memory (then run fewer "
-        f"at once)\n{log}",
+        f"at once)\n{last}",
     )
-
-
-def _state() -> str:
-    """Returns a name for the current state of kernelgen's sources."""
-    digest = hashlib.sha256(sys.executable.encode())
-    for folder, folders, files in os.walk(_PACKAGE):
-        folders.sort()
-        for file in sorted(files):
-            if file.endswith(".py"):
-                status = (Path(folder) / file).stat()
-                digest.update(f"{folder}/{file} {status.st_mtime_ns} {status.st_size}\n".encode())
-    return digest.hexdigest()[:12]
 
 
 def _start(name: str) -> None:
     """Starts a server. This process creates the socket, so that a client can connect at once."""
-    Path(f"{name}.sock").unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener, Path(f"{name}.log").open("wb") as log:
+    import contextlib
+    import socket
+    import subprocess
+
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{name}.sock")
+    with socket.socket(socket.AF_UNIX) as listener, open(f"{name}.log", "wb") as log:
         listener.bind(f"{name}.sock")
         listener.listen()
         subprocess.Popen(
@@ -150,36 +148,89 @@ def serve(descriptor: int, name: str) -> None:
         descriptor: the socket to listen on.
         name: the socket's file name in this folder, without `.sock`; it begins with the slot's number.
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `worker.main`
-    from kernelgen.steps import worker
+    import contextlib
+    import socket
+    from pathlib import Path
 
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `worker.main`
+    here = Path.cwd()
+    modules: dict[os.PathLike[str], int] = {}  # the times of the files that emitters imported from elsewhere
     with socket.socket(fileno=descriptor) as listener:
         listener.settimeout(IDLE_SECONDS)
         while True:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                if _leave(name):
+                if _leave(here, name):
                     return
                 continue
             # The client may have ended; then nothing reads the answer.
-            with connection, contextlib.suppress(ConnectionError), connection.makefile("rb") as stream:
+            with connection, contextlib.suppress(ConnectionError):
                 connection.settimeout(None)
-                if request := stream.read():
-                    connection.sendall(json.dumps(worker.run(json.loads(request))).encode())
+                if any(_time(path) != time for path, time in modules.items()):
+                    (here / f"{name}.sock").unlink(missing_ok=True)
+                    return
+                _answer(connection, modules)
 
 
-def _leave(name: str) -> bool:
-    """Removes the socket, unless a step holds the slot and may connect; returns whether it removed the socket."""
+def _answer(connection: _socket.socket, modules: dict[os.PathLike[str], int]) -> None:
+    """Runs a connection's step and sends its answer; kills this process, and its children, when the client ends before that."""
+    import contextlib
+    import signal
+    import threading
+
+    from kernelgen.errors import printable
+    from kernelgen.steps import common, worker
+
+    request = b""
+    while not request.endswith(b"\n"):
+        data = connection.recv(1 << 16)
+        if not data:
+            return
+        request += data
+    folder, *step = request[:-1].decode().split("\0")
+    is_done = False
+
+    def watch() -> None:
+        with contextlib.suppress(ConnectionError):
+            connection.recv(1)
+        if not is_done:
+            os.killpg(0, signal.SIGKILL)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    os.chdir(folder)
+    code, output = worker.run(step)
+    for path in common.imported_elsewhere():
+        modules.setdefault(path, _time(path))
+    is_done = True
+    connection.sendall(f"{code} {printable(output)}".encode())
+    connection.shutdown(_socket.SHUT_WR)
+    watcher.join()
+
+
+def _time(path: os.PathLike[str]) -> int:
     try:
-        lock = os.open(f"{name.partition('-')[0]}.lock", os.O_RDWR)
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _leave(folder: os.PathLike[str], name: str) -> bool:
+    """Removes the socket, unless a step holds the slot and may connect; returns whether it removed the socket."""
+    import contextlib
+
+    path = os.path.join(folder, name)
+    try:
+        lock = os.open(os.path.join(folder, f"{name.partition('-')[0]}.lock"), os.O_RDWR)
     except FileNotFoundError:
         return True  # the folder was removed
     try:
         if not _lock(lock, fcntl.LOCK_NB):
             return False
-        Path(f"{name}.sock").unlink(missing_ok=True)
-        Path(f"{name}.log").unlink(missing_ok=True)
+        for suffix in (".sock", ".log"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path + suffix)
         return True
     finally:
         os.close(lock)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     type=click.Choice(["traced", "hlo", "canonical", "optimized"]),
     help="Write each kernel as text at this step instead: <id>.<stage>.txt.",
 )
-@click.option(
-    "--check-determinism", is_flag=True, help="Emit every kernel twice more, in different processes, and compare."
-)
 def command(
     manifests: tuple[Path, ...],
     specs: tuple[str, ...],
@@ -53,7 +48,6 @@ def command(
     catalog: Catalog,
     output: Path,
     stage: str | None,
-    check_determinism: bool,
 ) -> None:
     """Write the HLO of kernels to the folder, as <id>.hlo.pb; print the path of each.
 
@@ -70,11 +64,7 @@ def command(
         wanted |= {k.id: k for k in Plan.merge(manifest.load(manifests, catalog)).kernels}
     chosen = select(sorted(wanted), [wanted[id].spec.op for id in sorted(wanted)], only)
     mistakes: list[Diagnostic] = []
-    differences = _differences([wanted[id] for id in chosen], catalog) if check_determinism else {}
     for id in chosen:
-        if id in differences:
-            mistakes.append(differences[id])
-            continue
         try:
             click.echo(str(_stage(wanted[id], catalog, output, stage) if stage else _emit(wanted[id], catalog, output)))
         except KernelgenError as error:
@@ -108,14 +98,6 @@ def _spec(text: str) -> Spec:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) and error.args else error
         raise KernelgenError(f"--spec: not a kernel: {what}") from None
-
-
-def _differences(kernels: Sequence[Kernel], catalog: Catalog) -> dict[str, Diagnostic]:
-    from kernelgen.build import determinism
-
-    with tempfile.TemporaryDirectory() as scratch:
-        jobs = len(os.sched_getaffinity(0))
-        return determinism.check(kernels, catalog.folders, Path(scratch), jobs).differences
 
 
 def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:

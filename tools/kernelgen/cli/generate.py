@@ -195,6 +195,14 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
     type=click.Path(path_type=Path),
     help="File that the emitters of --kernels open.",
 )
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    type=click.Choice(["pack", "tree", "embed", "report"], case_sensitive=False),
+    default=["pack"],
+    help="A form of each bundle; pack by default. May be given several times.",
+)
 @cache_options
 def cmake(
     manifests: tuple[Path, ...],
@@ -204,20 +212,21 @@ def cmake(
     compiler: str,
     memory_per_compile: str | None,
     data: tuple[Path, ...],
+    forms: tuple[str, ...],
     caches: CacheSettings,
 ) -> None:
     """Write the file from which CMake's add_neuron_kernels() builds."""
     import importlib.metadata
     import os
 
+    from kernelgen.build.steps import Build
     from kernelgen.compilers import choice
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
     from kernelgen.render import cmake as renderer
 
     plan = Plan.merge(_narrowed(manifest.load(manifests, catalog), targets, memory_per_compile))
     chosen = choice.resolve(compiler)
-    build = renderer.Build(
-        folder=output.resolve(),
+    build = Build(
         compiler=chosen.name,
         identity=chosen.identity,
         executable=getattr(chosen, "executable", None),
@@ -225,7 +234,9 @@ def cmake(
         cache=caches,
         cpus=len(os.sched_getaffinity(0)),
         memory_mb=machine_memory_mb(),
-        data=data,
+        data=tuple(path.absolute() for path in data),
+        forms=forms,
+        is_counted=True,
     )
     _write(output, renderer.generate(plan, catalog.folders, build))
     # CMake prints it.

@@ -2,8 +2,8 @@
 
 A compile step writes, beside its NEFF, the digest of the HLO, the digest of the NEFF, and whether it compiled it. A NEFF is
 intact if its digest matches: the hash in a NEFF's header can't be checked, as neuronx-cc's algorithm is not documented.
-`kernelgen build` recompiles a NEFF that is not intact. CMake's bundle step counts compiles, and refuses such a NEFF and one of an
-earlier HLO: build tools compare file times, and miss changes after the clock was set back.
+The bundle step refuses a NEFF that is not intact, and one of an earlier HLO: ninja and make compare file times, and miss changes
+after the clock was set back.
 """
 
 from __future__ import annotations
@@ -40,11 +40,6 @@ class NeffOrigin:
 def beside(neff: Path) -> Path:
     """Returns the path of a NEFF's origin."""
     return neff.with_suffix(".origin")
-
-
-def log_beside(neff: Path) -> Path:
-    """Returns the path of the log of a NEFF's compile, if the compile step kept one."""
-    return neff.with_suffix(".log")
 
 
 def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> None:
@@ -119,14 +114,20 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
     return known
 
 
-def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> str:
-    """Returns as text how many NEFFs were compiled since the last call for this path, and how many came from a cache."""
+def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> tuple[int, int, int]:
+    """Returns how many NEFFs were compiled since the last call for this path, came from a cache since then, and were there before.
+
+    Args:
+        path: a file for the next call.
+        known: the origins of all NEFFs, by kernel.
+    """
     try:
         before = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         before = {}
+    before = before if isinstance(before, dict) else {}
     runs = {kernel: origin.run for kernel, origin in known.items()}
-    fileio.write_bytes(path, canonical_json(runs).encode())
-    new = [o for kernel, o in known.items() if not isinstance(before, dict) or before.get(kernel) != o.run]
-    compiled = sum(o.source == "compiled" for o in new)
-    return f"{len(known)} kernels: {compiled} compiled, {len(new) - compiled} from the cache, {len(known) - len(new)} up to date"
+    fileio.write_if_changed(path, canonical_json(before | runs).encode())
+    new = [origin for kernel, origin in known.items() if before.get(kernel) != origin.run]
+    compiled = sum(origin.source == "compiled" for origin in new)
+    return compiled, len(new) - compiled, len(known) - len(new)

@@ -1,8 +1,7 @@
 """The logs of compiles: neuronx-cc's output for a bundle's kernels, if a build kept it.
 
-A log is beside its NEFF (`kernelgen.neff.provenance.log_beside`): `kernelgen build` names it by the NEFF's key, CMake and Bazel by
-the kernel and the settings. A NEFF from kernelgen's cache has none (with Bazel an empty one, because an action must write each
-output). A simulated NEFF has none.
+A log is beside its NEFF, named by the kernel and the settings. A NEFF from kernelgen's cache has none (with Bazel an empty one,
+because an action must write each output). A simulated NEFF has none.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from pathlib import Path
 
 from kernelgen.bundle.reader import StoredBundle
 from kernelgen.compilers.settings import CompileConfig
-from kernelgen.neff import provenance
-from kernelgen.neff.identity import NeffKey
-from kernelgen.spec.filenames import STATE, keyed_neff_file, neff_file
+from kernelgen.spec.filenames import STATE, neff_file
 
 MAX_BYTES = 1 << 20
 """Maximum size of a log that a build keeps."""
@@ -36,14 +33,11 @@ def find(bundles: Sequence[StoredBundle], folders: Sequence[Path]) -> dict[str, 
         places = [place for folder in (bundle.path.parent, *folders) for place in (folder / STATE / "neff", folder)]
         for kernel in bundle.kernels:
             flags = bundle.origin.flags if kernel.flags is None else kernel.flags
-            names = [keyed_neff_file(NeffKey(kernel.hlo_sha256, bundle.origin.compiler, flags).name)]
             with contextlib.suppress(ValueError):  # flags that no build of kernelgen gave
-                names.append(neff_file(kernel.id, CompileConfig.from_flags(flags).key))
-            for neff in (place / name for place in places for name in names):
-                text = _read(provenance.log_beside(neff))
+                log = Path(neff_file(kernel.id, CompileConfig.from_flags(flags).key)).with_suffix(".log")
+                text = next(filter(None, (_read(place / log) for place in places)), None)
                 if text:
                     found[kernel.id] = text
-                    break
     return found
 
 

@@ -38,11 +38,6 @@ def neff_file(kernel: str, config: str) -> str:
     return f"{kernel}.{config}{NEFF}"
 
 
-def keyed_neff_file(key: str) -> str:
-    """Returns the name of a NEFF in the folder of `kernelgen build`, from the digest of its inputs."""
-    return f"{key[:40]}{NEFF}"
-
-
 def kernel_of(hlo: Path) -> str:
     """Returns the kernel's id in the name of its file; for any other file, its name without its suffix."""
     return hlo.name.removesuffix(".pb").removesuffix(".hlo")

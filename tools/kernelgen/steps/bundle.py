@@ -55,5 +55,6 @@ def run(arguments: Arguments) -> None:
         tree_path=maybe(arguments, "tree"),
     )
     if maybe(arguments, "origins") and (path := maybe(arguments, "counted")):
-        print(f"{planned.id}: {provenance.count(path, known)}")
+        compiled, cached, there = provenance.count(path, known)
+        print(f"{planned.id}: {len(known)} kernels: {compiled} compiled, {cached} from the cache, {there} up to date")
     write_depfile(arguments, maybe(arguments, "pack") or f"{one(arguments, 'tree')}/index.json")

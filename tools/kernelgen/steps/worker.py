@@ -1,6 +1,6 @@
 """The build steps that Bazel, CMake and `kernelgen build` run (`kernelgen.steps.protocol`).
 
-A step is `emit`, `emit-batch`, `lint`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes
+A step is `emit`, `lint`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes
 only the files in its arguments. With `--depfile` (a path) a step also writes a Makefile rule with the kernelgen sources that it
 ran, for build tools that can't list them beforehand. With `--jax` (a version) it refuses any other version of JAX.
 
@@ -32,9 +32,7 @@ class _Step:
         importlib.import_module(f"kernelgen.steps.{self._module}").run(arguments)
 
 
-STEPS: Steps = {
-    name: _Step(name.replace("-", "_")) for name in ("emit", "emit-batch", "lint", "compile", "bundle", "embed")
-}
+STEPS: Steps = {name: _Step(name) for name in ("emit", "lint", "compile", "bundle", "embed")}
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
