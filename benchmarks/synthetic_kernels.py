@@ -77,7 +77,6 @@ def sample(copy: Path, folder: Path) -> Sample:
 
 
 _WORKER = """
-import json
 from pathlib import Path
 
 from kernelgen.steps.common import write_depfile
@@ -89,18 +88,10 @@ _MADE_UP = {{"hlo": bytes.fromhex("{hlo}"), "neff": bytes.fromhex("{neff}")}}
 def _made_up_emit(arguments: Arguments) -> None:
     from kernelgen import fileio
 
-    fileio.write_bytes(one(arguments, "output"), _MADE_UP["hlo"])
-
-
-def _made_up_emit_batch(arguments: Arguments) -> None:
-    from kernelgen import fileio
-    from kernelgen.spec.kernel import KernelSpec
-
-    for text in arguments["spec"]:
-        spec = KernelSpec.from_json(json.loads(text))
-        fileio.write_if_changed(Path(one(arguments, "folder")) / f"{{spec.id}}.hlo.pb", _MADE_UP["hlo"])
-    write_depfile(arguments, one(arguments, "stamp"), [Path(one(arguments, "emitter"))])
-    fileio.write_bytes(one(arguments, "stamp"), b"")
+    fileio.write_if_changed(one(arguments, "output"), _MADE_UP["hlo"])
+    for stamp in arguments["stamp"]:
+        write_depfile(arguments, stamp, [Path(one(arguments, "emitter"))])
+        fileio.write_bytes(stamp, b"")
 
 
 def _made_up_compile(arguments: Arguments) -> None:
@@ -109,7 +100,7 @@ def _made_up_compile(arguments: Arguments) -> None:
     fileio.write_bytes(one(arguments, "output"), _MADE_UP["neff"])
 
 
-STEPS = {{**STEPS, "emit": _made_up_emit, "emit-batch": _made_up_emit_batch, "compile": _made_up_compile}}
+STEPS = {{**STEPS, "emit": _made_up_emit, "compile": _made_up_compile}}
 
 
 """

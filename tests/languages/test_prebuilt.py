@@ -190,8 +190,6 @@ def test_what_was_made_for_other_tensors_is_refused(make: Callable[..., Project]
 # --- build steps ----------------------------------------------------------------------------------------------------------
 
 
-
-
 def test_a_build_follows_the_files(
     make: Callable[..., Project], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
