@@ -141,14 +141,11 @@ def test_any_bytes(data: bytes, library: Library) -> None:
         ("[" * 100_000, "nested deeper than 32 levels"),
         ("{a: " * 100_000, "nested deeper than 32 levels"),
         ("- " * 100_000 + "a", "nested deeper than 32 levels"),
-        ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(20)
-        ), "the document grows beyond"),
         ("format: " + "1" * 100_000, "a number of 100000 digits is not a figure of a manifest"),
         ("a" * 1_000_000, "expected a mapping"),
         ("format: 1\n" + "x: 1\n" * 3, "key 'x' is already defined"),
     ],
-    ids=["lists", "maps", "blocks", "alias bomb", "digits", "a long word", "keys"],
+    ids=["lists", "maps", "blocks", "digits", "a long word", "keys"],
 )  # fmt: skip
 def test_large_and_deep_documents_are_refused_quickly(text: str, message: str, library: Library) -> None:
     assert any(message in m for m in outcome(text.encode(), library))

@@ -3,8 +3,7 @@
 It is built from parser events with its own stack, so deep nesting gives a message instead of reaching Python's recursion limit.
 Scalars follow YAML 1.2's core schema, as in editors (`on` is text, `1e-5` a number), not PyYAML's 1.1.
 
-It supports anchors, aliases and merge keys (`<<`). An alias shares the anchored node. The size of the expanded document is bounded,
-so that a few lines can't expand to billions of values.
+It supports anchors, aliases and merge keys (`<<`). An alias shares the anchored node.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from kernelgen.errors import Diagnostic, Location
 
 MAX_DEPTH = 32
 """Maximum levels of nesting; a manifest needs six."""
-
-MAX_NODES = 2_000_000
-"""Maximum number of values in one document, with aliases expanded."""
 
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum bytes of one file."""
@@ -52,10 +48,9 @@ class YamlNode:
         keys: the nodes of a map's keys, by their text.
         text: a scalar as written, without quotes.
         file, line, column: its start; lines and columns count from 1.
-        size: number of values that it holds, with itself and shared ones.
     """
 
-    __slots__ = ("column", "file", "keys", "kind", "line", "size", "text", "value")
+    __slots__ = ("column", "file", "keys", "kind", "line", "text", "value")
 
     def __init__(self, kind: Literal["map", "seq", "scalar"], value: Any, text: str, file: str, mark: Any) -> None:
         self.kind = kind
@@ -64,7 +59,6 @@ class YamlNode:
         self.file = file
         self.line: int = mark.line + 1
         self.column: int = mark.column + 1
-        self.size = 1
         self.keys: dict[str, YamlNode] = {}
 
     @property
@@ -289,22 +283,17 @@ class _Builder:
             self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
             known = YamlNode("scalar", None, "", self.file, event.start_mark)
             self.report.set_unreadable(known)
-        return self._attach(known, event.start_mark)
+        return self._attach(known)
 
     def _refuse_tag(self, event: Any) -> None:
         self.problem(event.start_mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
 
-    def _attach(self, node: YamlNode, mark: Any = None) -> bool:
+    def _attach(self, node: YamlNode) -> bool:
         if not self.stack:
             # An empty document is one empty scalar.
             self.root = None if node.kind == "scalar" and node.text == "" else node
             return True
         parent = self.stack[-1]
-        parent.size += node.size
-        if parent.size > MAX_NODES:
-            where = mark or _Mark(node)
-            self.problem(where, f"the document grows beyond {MAX_NODES} values when its aliases are followed")
-            return False
         if parent.kind == "seq":
             parent.value.append(node)
             return True
