@@ -28,5 +28,5 @@ def test_a_name_that_no_manifest_has_is_refused(name: str | None, file: str) -> 
 @pytest.mark.parametrize("name", ["null", "true", "qwen2"])
 def test_a_name_is_text_in_yaml(name: str) -> None:
     head = writing.ManifestHead(name, ("trn1",), "", ())
-    parsed = document.parse(writing.text(head, Derived([], [], 0, [])).encode(), "m.yaml")
-    assert parsed.root is not None and parsed.root.value["name"].node.value == name
+    root = document.parse(writing.text(head, Derived([], [], 0, [])).encode(), "m.yaml", document.Report())
+    assert root is not None and root.value["name"].value == name

@@ -6,10 +6,8 @@ import random
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import OPS
-from kernelgen.manifest import schema
+from kernelgen.manifest import types
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 
@@ -68,8 +66,9 @@ ODD = [
     "\ud7ff",
     *("é", "\U0001f600", "\t", "\u2028", "a" * 3000, "4294967296", "256", "q8_0", "--target=x", "word3"),
     *OPS,
-    *schema.load()["properties"],
-    *schema.load()["$defs"]["kernel"]["properties"],
+    *types.Manifest.__struct_fields__,
+    *types.OpKernel.__struct_fields__,
+    *types.SourceKernel.__struct_fields__,
 ]  # fmt: skip
 
 _TOKEN = re.compile(r"[A-Za-z_0-9.+-]+|\s+|.", re.DOTALL)
@@ -83,7 +82,7 @@ def examples(count: int) -> settings:
 
 
 def outcome(data: bytes, library: Library) -> list[str]:
-    """Loads `data` as a manifest; returns the messages, each with a right place, or [] if there are none."""
+    """Loads `data` as a manifest; returns the messages, each with a right place."""
     with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
         file.write(data)
         file.flush()
@@ -105,12 +104,7 @@ def outcome(data: bytes, library: Library) -> list[str]:
         return []
 
 
-@pytest.mark.parametrize("text", SEEDS)
-def test_what_is_mutated_is_right_before(text: str, library: Library) -> None:
-    assert outcome(text.encode(), library) == []
-
-
-@examples(2000)
+@examples(1000)
 @given(seed=st.integers(0, 2**32), which=st.integers(0, len(SEEDS) - 1), count=st.integers(1, 6))
 def test_mutated_manifests(seed: int, which: int, count: int, library: Library) -> None:
     chance = random.Random(seed)  # hypothesis shrinks the number of mutations, not their kind
@@ -130,36 +124,12 @@ def test_mutated_manifests(seed: int, which: int, count: int, library: Library) 
     outcome("".join(tokens).encode("utf-8", "surrogatepass"), library)
 
 
-WORDS = st.sampled_from(ODD).filter(str.isprintable)
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    WORDS | st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=5),
-    max_leaves=12,
-)
-KEYS = {"format": 1, "name": "t", "targets": ["trn1"]}
+@pytest.mark.parametrize("text", SEEDS)
+def test_what_is_mutated_is_right_before(text: str, library: Library) -> None:
+    assert outcome(text.encode(), library) == []
 
 
-def _known(definition: str, required: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Maps with the definition's own keys: right values for the given ones, anything for others."""
-    keys = list(schema.load()["$defs"][definition]["properties"])
-    return st.dictionaries(st.sampled_from(keys), VALUES, max_size=6).map(lambda d: {**required, **d})
-
-
-ENTRIES = _known("kernel", {"op": "add", "inputs": ["(4,1,1,1)/f32"] * 2, "output": "(4,1,1,1)/f32"})
-
-
-@examples(350)
-@given(
-    extra=st.fixed_dictionaries(
-        {}, optional={"kernels": st.lists(ENTRIES, max_size=3), "model": VALUES, "compiler": _known("compiler", {})}
-    )
-    | VALUES.filter(lambda v: isinstance(v, dict))
-)
-def test_manifests_of_the_right_form_with_any_values(extra: dict[str, Any], library: Library) -> None:
-    outcome(yaml.safe_dump({**KEYS, **extra}, allow_unicode=True).encode("utf-8", "surrogatepass"), library)
-
-
-@examples(400)
+@examples(200)
 @given(data=st.binary(max_size=200) | st.text("[]{}:,-?!&*#|>'\"% \n\tab1.~<é", max_size=60).map(str.encode))
 def test_any_bytes(data: bytes, library: Library) -> None:
     outcome(data, library)
@@ -171,14 +141,11 @@ def test_any_bytes(data: bytes, library: Library) -> None:
         ("[" * 100_000, "nested deeper than 32 levels"),
         ("{a: " * 100_000, "nested deeper than 32 levels"),
         ("- " * 100_000 + "a", "nested deeper than 32 levels"),
-        ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(20)
-        ), "the document grows beyond"),
         ("format: " + "1" * 100_000, "a number of 100000 digits is not a figure of a manifest"),
         ("a" * 1_000_000, "expected a mapping"),
         ("format: 1\n" + "x: 1\n" * 3, "key 'x' is already defined"),
     ],
-    ids=["lists", "maps", "blocks", "alias bomb", "digits", "a long word", "keys"],
+    ids=["lists", "maps", "blocks", "digits", "a long word", "keys"],
 )  # fmt: skip
 def test_large_and_deep_documents_are_refused_quickly(text: str, message: str, library: Library) -> None:
     assert any(message in m for m in outcome(text.encode(), library))

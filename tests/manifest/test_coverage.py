@@ -12,7 +12,7 @@ from kernelgen.dispatch import coverage, report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.ggml.ops import ENUM, f32_bits
+from kernelgen.ggml.ops import f32_bits
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import graph_ops
 from kernelgen.spec.kernel import KernelSpec
@@ -65,43 +65,6 @@ def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, caps
     assert f"{FLASH}: 30 of 30 ops covered, 0 missing\n" in capsys.readouterr().out
 
 
-def test_json_holds_the_same(capsys: pytest.CaptureFixture[str], library: Library) -> None:
-    status, out, _ = run(capsys, library, LLAMA3, "--graph-ops", FLASH, "--format", "json")
-    value = json.loads(out)
-    assert status == 0
-    (graph,) = value["graphs"]
-    assert [op["line"] for op in graph["covered"]] == list(range(1, 31))
-    assert graph["missing"] == []
-    assert len(value["beyond"]) == 186 - 30
-
-
-def test_verbose_lists_what_is_beyond(capsys: pytest.CaptureFixture[str], library: Library) -> None:
-    _, out, _ = run(capsys, library, LLAMA3, "--graph-ops", FLASH, "-v")
-    assert out.count("\nbeyond   ") == 186 - 30
-
-
-def test_ops_that_no_library_computes_are_missing_not_errors(
-    capsys: pytest.CaptureFixture[str], library: Library, tmp_path: Path
-) -> None:
-    file = tmp_path / "graph.txt"  # ARGSORT of (8,1,1,1)/f32
-    file.write_text(
-        f"{ENUM.index('argsort')} 26 8 1 1 1 16 1" + " 0" * 15 + " 1 0 8 1 1 1 4 32 32 32 top k (sorted)\n",
-        encoding="utf-8",
-    )
-    status, out, err = run(capsys, library, BASIC, "--graph-ops", file)
-    assert (status, err) == (1, "")
-    assert "top k (sorted): argsort: (8,1,1,1)/f32 -> (8,1,1,1)/i32" in out
-
-
-def test_strides_of_single_elements_do_not_count() -> None:
-    a = TensorDesc.make((128, 1, 8, 1), "f16", (2, 2048, 256, 8388608))
-    b = TensorDesc.make((128, 1, 8, 1), "f16", (2, 256, 256, 2048))
-    out = TensorDesc.make((128, 1, 8, 1), "f16")
-    kernels = [KernelSpec.make("cont", [a], out)]
-    result = coverage.compare(kernels, [(KernelSpec.make("cont", [b], out), 1, "x")])
-    assert (len(result.covered), len(result.missing), len(result.beyond)) == (1, 0, 0)
-
-
 GOOD = FLASH.read_text(encoding="utf-8").splitlines()[0]
 
 
@@ -126,16 +89,6 @@ def test_a_broken_line_is_named(line: str, column: int, message: str, tmp_path: 
         graph_ops.read(file)
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.message, str(diagnostic.location)) == (message, f"{file}:2:{column}")
-
-
-def test_a_line_cut_anywhere_is_an_error_or_an_op(tmp_path: Path) -> None:
-    file = tmp_path / "graph.txt"
-    for end in range(len(GOOD)):
-        file.write_bytes(GOOD[:end].encode())
-        try:
-            graph_ops.read(file)
-        except KernelgenError as error:
-            assert error.diagnostics[0].location
 
 
 def test_an_export_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
@@ -232,21 +185,6 @@ def relu(n: int) -> str:
     return unary("relu", n)
 
 
-def test_the_table(small: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library) -> None:
-    status, out, _ = run(capsys, library, small, "--graph-ops", graphs, "--graph-ops", FLASH, "--format", "markdown")
-    assert status == 1
-    lines = out.splitlines()
-    assert lines[2:6] == [
-        f"| {graphs} | 1 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 3 | 0 | 3 | 0 |",
-        f"| {graphs} | 2 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 2 | 1 | 2 | 0 |",
-        f"| {graphs} | 3 | 1 | 1 | 512 | off | 512 | 1 | 2 | 0 | 2 | 0 | 0 |",
-        f"| {FLASH} |  |  |  |  |  |  |  | 30 | 0 | 30 | 0 | 0 |",
-    ]
-    assert {line.count("|") for line in lines[:6]} == {14}
-    assert "| add | 2 | there is no kernel for add |" in lines
-    assert any(line.startswith(f"| silu | 2 | nearest is {unary('silu', 1)}: ") for line in lines)
-
-
 def test_json_has_every_graph_and_the_kind_of_reason(
     small: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library
 ) -> None:
@@ -309,23 +247,6 @@ def test_kernels_for_any_numbers_cover_those_of_nodes(
         assert status == (missing > 0)
         assert f"{3 - missing} of 3 ops covered, {missing} missing" in out
         assert "beyond" not in out.replace("0 kernels beyond", "")  # the kernel with the node's own number is used
-
-
-def test_groups_for_any_numbers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library) -> None:
-    listed = tmp_path / "grouped.yaml"
-    listed.write_text(
-        GROUPED.replace(
-            'op: silu, inputs: [a], output: "(2,4,1,1)/f32"',
-            'op: scale, inputs: [a], output: "(2,4,1,1)/f32", params: {s: any}',
-        )
-    )
-    graph = layers("relu scale add", "relu scale add")
-    for number, tensor in enumerate(graph["tensors"]):  # type: ignore[arg-type, var-annotated]
-        if tensor["op"] == "scale":
-            tensor["params"] = [f32_bits(0.5 + number)]
-    code, out, _ = run(capsys, library, listed, "--graph-ops", exported(tmp_path, graph), "--format", "json")
-    (step,) = json.loads(out)["graphs"][0]["steps"]
-    assert (code, step["groups"]["launches"], step["groups"]["nodes"]) == (0, 2, 6)
 
 
 def test_ops_without_an_emitter_are_distinguished_from_ops_that_were_not_requested(
@@ -408,18 +329,6 @@ def test_a_bundle_is_compared_in_each_of_its_forms(
         outputs.add("\n".join(out.splitlines()[:5]))
     assert len(outputs) == 1
     assert f"| {graphs} | 2 | 1 | 1 | 512 | on | 256 to 512 | 2 | 3 | 2 | 1 |" in outputs.pop()
-
-
-def test_bundles_and_manifests_add_up(
-    built: Path, graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
-) -> None:
-    more = tmp_path / "more.yaml"
-    entries = ['{op: relu, inputs: ["(2,4,1,1)/f32"], output: "(2,4,1,1)/f32"}']
-    entries += ['{op: silu, inputs: ["(3,4,1,1)/f32"], output: "(3,4,1,1)/f32"}']
-    more.write_text(f"format: 1\nname: more\ntargets: [trn1]\nkernels: [{', '.join(entries)}]\n", encoding="utf-8")
-    # The stub's emitters compute nothing; kernelgen's own show whether neuronx-cc takes these kernels.
-    assert cli.run(["coverage", str(built / "small_trn1"), str(more), "--graph-ops", str(graphs)]) == 0
-    assert ": 5 of 5 ops covered, 0 missing\n" in capsys.readouterr().out
 
 
 def test_bundles_that_cannot_be_compared(

@@ -307,12 +307,12 @@ def test_every_mistake_is_located(tmp_path: Path, capsys: Said) -> None:
     said = refused(capsys, path, tmp_path / "m.yaml")
     assert re.findall(rf"^{re.escape(str(path))}:(\d+:\d+: error: .*)$", said, re.MULTILINE) == [
         "4:22: error: unknown kernel 'ggml_op_addd': did you mean 'ggml_op_add'?",
-        "11:5: error: the kernel has no 'output_tensor'",
+        "11:5: error: the kernel: key 'output_tensor' is missing",
         "13:7: error: unknown key 'kernel_sourc': did you mean 'kernel_source'?",
         "14:15: error: arch: expected text, not '2'",
-        "15:24: error: input_tensors: expected a list of tensors, not '(1024,1,1,1)/f32'",
+        "15:24: error: input_tensors: expected a list, not '(1024,1,1,1)/f32'",
         "23:24: error: a tensor has four dimensions, not 2: '(768,1024)/float32'",
-        "26:5: error: a kernel is a mapping, not a list",
+        "26:5: error: the kernel: expected a mapping, not a list",
         "31:48: error: the inner dimensions differ: ne0 of src0 is 1024, ne0 of src1 is 768",
     ]
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
@@ -357,7 +359,7 @@ class Plan:
             + f'"spec":{k.spec.json}{_language_json(k)}}}'
             for k in self.kernels
         ]
-        configs = {c.key: c.to_json() for c in self.configs}
+        configs = {c.key: asdict(c) for c in self.configs}
         neffs = [
             canonical_json({"kernel": n.kernel, "config": n.config, "memory_mb": n.memory_mb, "cpus": n.cpus})
             for n in self.neffs
@@ -386,7 +388,7 @@ class Plan:
         """Returns the plan that `to_json` wrote.
 
         Raises:
-            ValueError: `text` is not a plan of this format.
+            ValueError, msgspec.ValidationError: `text` is not a plan of this format.
         """
         value = json.loads(text)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -404,16 +406,7 @@ class Plan:
                 )
                 for k in value["kernels"]
             ),
-            tuple(CompileConfig.from_json(value["configs"][key]) for key in sorted(value["configs"])),
-            tuple(Neff(**n) for n in value["neffs"]),
-            tuple(
-                Bundle(
-                    b["name"],
-                    b["target"],
-                    b["config"],
-                    tuple(b["kernels"]),
-                    tuple((kernel, config) for kernel, config in b.get("special", ())),
-                )
-                for b in value["bundles"]
-            ),
+            tuple(msgspec.convert(value["configs"][key], CompileConfig) for key in sorted(value["configs"])),
+            msgspec.convert(value["neffs"], tuple[Neff, ...]),
+            msgspec.convert(value["bundles"], tuple[Bundle, ...]),
         )

@@ -38,7 +38,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
     "tools/kernelgen/compilers/nki_driver.py": targets.native_driver,
     "tools/nki_interpreter/devices.py": lambda _: targets.nki(),
-    "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
+    "tools/kernelgen/manifest/manifest.schema.json": lambda _: manifest_schema.render(),
     "tools/kernelgen/neff/container.py": targets.neff,
 }
 """The generated files: each file, and a function from its current text to the right text."""

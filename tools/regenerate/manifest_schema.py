@@ -1,37 +1,41 @@
-"""Generates the lists of names in the manifest's schema, for editors; the rest of the schema is written by hand."""
+"""Generates the JSON Schema of a manifest, for editors, from its types."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 
 from kernelgen.ggml.ops import OPS
-from kernelgen.ggml.weight_layouts import LAYOUTS
-from kernelgen.languages import LANGUAGES
-from kernelgen.targets import TARGETS
+from kernelgen.manifest import types
+from kernelgen.manifest.types import Graph, Manifest, OpKernel, SourceKernel
 
 
-def _listed(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+def render() -> str:
+    """Returns the schema."""
+    entries = (OpKernel, SourceKernel, Graph)
+    _, definitions = msgspec.json.schema_components([Manifest, *entries], ref_template="#/$defs/{name}")
+    for definition in definitions.values():
+        _describe(definition)
+    root = definitions.pop("Manifest")
+    op, source, graph = ({"$ref": f"#/$defs/{type.__name__}"} for type in entries)
+    root["properties"]["kernels"]["items"] = {"anyOf": [op, source]}
+    root["properties"]["graphs"]["items"] = graph
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "manifest.schema.json"}
+    one_of = [{"required": [key]} for key in Manifest.one_of]
+    more = {"title": "neuron-kernelgen manifest", "anyOf": one_of, "$defs": definitions}
+    return json.dumps({**head, **root, **more}, indent=2, ensure_ascii=False) + "\n"
 
 
-def render(text: str) -> str:
-    """Returns the schema with the current ops, languages, targets and layouts."""
-    schema = json.loads(text)
-    definitions = schema["$defs"]
-    definitions["kernel"]["properties"]["op"]["examples"] = sorted(OPS)
-    definitions["language"]["enum"] = list(LANGUAGES)
-    definitions["target"]["enum"] = list(TARGETS)
-    definitions["layout"]["enum"] = list(LAYOUTS)
-    definitions["layout_of_some"]["properties"] = {name: {"$ref": "#/$defs/weights_named"} for name in LAYOUTS}
-    definitions["weights_by_target"]["properties"] = {name: {"$ref": "#/$defs/layouts"} for name in TARGETS}
-    experimental = _listed(name for name, target in TARGETS.items() if target.experimental)
-    definitions["target"]["description"] = f"A value of neuronx-cc's --target; experimental: {experimental}."
-    defaults = {n: [name for name, target in TARGETS.items() if target.lnc == n] for n in (1, 2)}
-    definitions["compiler"]["properties"]["lnc"]["description"] = (
-        "--lnc, physical NeuronCores per logical one; the target's default when absent "
-        f"({', '.join(f'{n} on {_listed(names)}' for n, names in defaults.items())}). "
-        "Must equal the runtime's NEURON_LOGICAL_NC_CONFIG."
-    )
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+def _describe(definition: dict[str, Any]) -> None:
+    """Adds the descriptions of a struct's keys, and removes defaults that only mean that a key is absent."""
+    struct = getattr(types, definition["title"])
+    definition["description"] = (struct.__doc__ or "").partition("\n")[0]
+    for name, text in types.descriptions(struct).items():
+        key = definition["properties"][name]
+        key["description"] = text
+        if key.get("default") in ("", [], {}):
+            del key["default"]
+        if name == "op":
+            key["examples"] = sorted(OPS)

@@ -51,7 +51,7 @@ NRT_STATUS check_neff_header(const void * data, size_t size, std::string & why) 
     }
     if (package != 1 || u64_at(bytes, 24) != SIMULATED_MAJOR || u64_at(bytes, 32) != FORMAT) {
         why = "a simulated NEFF of version " + std::to_string(u64_at(bytes, 32)) + "; this simulator reads " +
-              std::to_string(FORMAT) + " (" + VERSIONS + ")";
+              std::to_string(FORMAT);
         return NRT_UNSUPPORTED_NEFF_VERSION;
     }
     return NRT_SUCCESS;

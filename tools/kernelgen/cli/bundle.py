@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from kernelgen import fileio
 from kernelgen.cli import bundle_forms
@@ -87,7 +88,7 @@ def _plan(path: Path) -> Plan:
         return Plan.from_json(fileio.read_input(path).decode())
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else error
         raise KernelgenError(f"{path}: not a plan as `kernelgen plan --format json` prints it: {what}") from None
 

@@ -34,6 +34,7 @@ DEPENDENCIES = MappingProxyType(
         "jax": "0.10",
         "jaxlib": "0.10",
         "jinja2": "3.1",
+        "msgspec": "0.19",
         "numpy": "2.2",
         "protobuf": "5",
         "pyyaml": "6",

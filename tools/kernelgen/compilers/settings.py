@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,18 +83,3 @@ class CompileConfig:
         if self == CompileConfig.make(self.target):
             return self.target
         return f"{self.target}-{hashlib.sha256(canonical_json(self.flags()).encode()).hexdigest()[:12]}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "optlevel": self.optlevel,
-            "auto_cast": self.auto_cast,
-            "auto_cast_type": self.auto_cast_type,
-            "model_type": self.model_type,
-            "lnc": self.lnc,
-            "extra_flags": list(self.extra_flags),
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> CompileConfig:
-        return CompileConfig(**{**value, "extra_flags": tuple(value["extra_flags"])})

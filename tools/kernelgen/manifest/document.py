@@ -3,15 +3,14 @@
 It is built from parser events with its own stack, so deep nesting gives a message instead of reaching Python's recursion limit.
 Scalars follow YAML 1.2's core schema, as in editors (`on` is text, `1e-5` a number), not PyYAML's 1.1.
 
-It supports anchors, aliases and merge keys (`<<`). An alias shares the anchored node. The size of the expanded document is bounded,
-so that a few lines can't expand to billions of values.
+It supports anchors, aliases and merge keys (`<<`). An alias shares the anchored node.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import yaml
@@ -20,9 +19,6 @@ from kernelgen.errors import Diagnostic, Location
 
 MAX_DEPTH = 32
 """Maximum levels of nesting; a manifest needs six."""
-
-MAX_NODES = 2_000_000
-"""Maximum number of values in one document, with aliases expanded."""
 
 MAX_BYTES = 64 * 1024 * 1024
 """Maximum bytes of one file."""
@@ -48,13 +44,13 @@ class YamlNode:
 
     Attributes:
         kind: `map`, `seq` or `scalar`.
-        value: a scalar's Python value; a map's `{key text: Entry}`; a seq's list of nodes.
+        value: a scalar's Python value; a map's values by the text of their keys; a seq's list of nodes.
+        keys: the nodes of a map's keys, by their text.
         text: a scalar as written, without quotes.
         file, line, column: its start; lines and columns count from 1.
-        size: number of values that it holds, with itself and shared ones.
     """
 
-    __slots__ = ("column", "file", "kind", "line", "size", "text", "value")
+    __slots__ = ("column", "file", "keys", "kind", "line", "text", "value")
 
     def __init__(self, kind: Literal["map", "seq", "scalar"], value: Any, text: str, file: str, mark: Any) -> None:
         self.kind = kind
@@ -63,7 +59,7 @@ class YamlNode:
         self.file = file
         self.line: int = mark.line + 1
         self.column: int = mark.column + 1
-        self.size = 1
+        self.keys: dict[str, YamlNode] = {}
 
     @property
     def location(self) -> Location:
@@ -71,13 +67,31 @@ class YamlNode:
 
     def get(self, key: str) -> YamlNode | None:
         """Returns the value of `key` in a map, or None."""
-        entry = self.value.get(key)
-        return entry.node if entry else None
+        node: YamlNode | None = self.value.get(key)
+        return node
+
+    def at(self, *path: str | int) -> YamlNode:
+        """Returns the value at a path of keys and positions, or the innermost one around it if the document leaves it out."""
+        node = self
+        for step in path:
+            inner = node.value[step] if isinstance(step, int) else node.get(step)
+            if inner is None:
+                break
+            node = inner
+        return node
+
+    def scalars(self) -> Iterator[YamlNode]:
+        """Returns the scalars in it, in their order, without keys."""
+        if self.kind == "scalar":
+            yield self
+            return
+        for inner in self.value.values() if self.kind == "map" else self.value:
+            yield from inner.scalars()
 
     def plain(self) -> Any:
         """Returns the value as plain dicts, lists and scalars, the form for a JSON Schema validator."""
         if self.kind == "map":
-            return {key: entry.node.plain() for key, entry in self.value.items()}
+            return {key: node.plain() for key, node in self.value.items()}
         if self.kind == "seq":
             return [item.plain() for item in self.value]
         return self.value
@@ -86,40 +100,43 @@ class YamlNode:
         return f"Node({self.kind}, {self.location}, {self.text!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class YamlEntry:
-    """One key of a map: the key's node, for its position, and the value's node."""
-
-    key: YamlNode
-    node: YamlNode
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """The content of a file.
+class Report:
+    """The mistakes of a document.
 
     Attributes:
-        root: the outermost value; None if the text is not one document.
-        problems: its YAML mistakes.
-        broken: `id()` of nodes that replace unreadable parts.
+        diagnostics: the mistakes.
+        wrong: `id()` of every node with a mistake.
     """
 
-    root: YamlNode | None
-    problems: list[Diagnostic]
-    broken: frozenset[int] = frozenset()
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        self.wrong: set[int] = set()
+        self._unreadable: set[int] = set()
+
+    def fail(self, node: YamlNode, message: str, hint: str | None = None) -> None:
+        """Reports a mistake, unless the node replaces an unreadable part, whose mistake is reported already."""
+        self.wrong.add(id(node))
+        if id(node) not in self._unreadable:
+            self.diagnostics.append(Diagnostic(message, node.location, hint))
+
+    def set_unreadable(self, node: YamlNode) -> None:
+        """Ignores further mistakes of a node."""
+        self.wrong.add(id(node))
+        self._unreadable.add(id(node))
 
 
-def parse(data: bytes, file: str) -> Document:
-    """Reads a document.
+def parse(data: bytes, file: str, report: Report) -> YamlNode | None:
+    """Returns the outermost value of a document; None if the text is not one document.
 
     Args:
         data: the file's bytes, UTF-8 with or without a byte order mark.
         file: its name in messages.
+        report: receives the YAML mistakes.
     """
+    start = Location(file, 1, 1)
     if len(data) > MAX_BYTES:
-        return Document(
-            None, [Diagnostic(f"the file has {len(data)} bytes, more than {MAX_BYTES}", Location(file, 1, 1))]
-        )
+        report.diagnostics.append(Diagnostic(f"the file has {len(data)} bytes, more than {MAX_BYTES}", start))
+        return None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -127,18 +144,18 @@ def parse(data: bytes, file: str) -> Document:
         column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
         where = Location(file, before.count(b"\n") + 1, column)
         message = f"byte 0x{data[error.start]:02x} is not UTF-8: {error.reason}"
-        return Document(None, [Diagnostic(message, where, "save the file as UTF-8")])
-    builder = _Builder(file)
+        report.diagnostics.append(Diagnostic(message, where, "save the file as UTF-8"))
+        return None
+    builder = _Builder(file, report)
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            if not builder.add(event):
-                return Document(None, builder.problems)
+        if not all(map(builder.add, yaml.parse(text, Loader=_LOADER))):
+            return None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # only without libyaml it raises the last two
-        return Document(None, [*builder.problems, _syntax_error(error, text, file)])
-    if builder.root is None:
-        empty = Diagnostic("the manifest is empty", Location(file, 1, 1), "it begins with 'format: 1'")
-        return Document(None, builder.problems or [empty])
-    return Document(builder.root, builder.problems, frozenset(map(id, builder.broken)))
+        report.diagnostics.append(_syntax_error(error, text, file))
+        return None
+    if builder.root is None and not report.diagnostics:
+        report.diagnostics.append(Diagnostic("the manifest is empty", start, "it begins with 'format: 1'"))
+    return builder.root
 
 
 def _syntax_error(error: Exception, text: str, file: str) -> Diagnostic:
@@ -179,11 +196,10 @@ def scalar(text: str) -> Any:
 class _Builder:
     """Builds nodes from events. Open collections are on a stack, with the key that waits for its value."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, report: Report) -> None:
         self.file = file
+        self.report = report
         self.root: YamlNode | None = None
-        self.problems: list[Diagnostic] = []
-        self.broken: list[YamlNode] = []
         self.documents = 0
         self.stack: list[YamlNode] = []
         self.keys: list[YamlNode | None] = []
@@ -193,7 +209,7 @@ class _Builder:
         self.no_key = YamlNode("scalar", "", "", file, _Zero)  # replaces an invalid key, which is reported
 
     def problem(self, mark: Any, message: str, hint: str | None = None) -> None:
-        self.problems.append(Diagnostic(message, Location(self.file, mark.line + 1, mark.column + 1), hint))
+        self.report.diagnostics.append(Diagnostic(message, Location(self.file, mark.line + 1, mark.column + 1), hint))
 
     def add(self, event: Any) -> bool:
         """Adds one event; returns False if the rest of the document is unusable."""
@@ -230,7 +246,7 @@ class _Builder:
             self._refuse_tag(event)
         node = YamlNode("scalar", value, text, self.file, mark)
         if not readable:
-            self.broken.append(node)
+            self.report.set_unreadable(node)
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return self._attach(node)
@@ -251,8 +267,9 @@ class _Builder:
         node = self.stack.pop()
         self.keys.pop()
         for source in self.merges.pop():  # last, since a map's own keys take precedence wherever they stand
-            for key, entry in source.value.items():
-                node.value.setdefault(key, entry)
+            for key, value in source.value.items():
+                if key not in node.value:
+                    node.value[key], node.keys[key] = value, source.keys[key]
         anchor = self.open_anchors.pop()
         if anchor is not None:
             self.anchors[anchor] = node
@@ -265,23 +282,18 @@ class _Builder:
             what = "stands inside what it names" if inside else "names no anchor above it"
             self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
             known = YamlNode("scalar", None, "", self.file, event.start_mark)
-            self.broken.append(known)
-        return self._attach(known, event.start_mark)
+            self.report.set_unreadable(known)
+        return self._attach(known)
 
     def _refuse_tag(self, event: Any) -> None:
         self.problem(event.start_mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
 
-    def _attach(self, node: YamlNode, mark: Any = None) -> bool:
+    def _attach(self, node: YamlNode) -> bool:
         if not self.stack:
             # An empty document is one empty scalar.
             self.root = None if node.kind == "scalar" and node.text == "" else node
             return True
         parent = self.stack[-1]
-        parent.size += node.size
-        if parent.size > MAX_NODES:
-            where = mark or _Mark(node)
-            self.problem(where, f"the document grows beyond {MAX_NODES} values when its aliases are followed")
-            return False
         if parent.kind == "seq":
             parent.value.append(node)
             return True
@@ -302,11 +314,11 @@ class _Builder:
             return True
         if key is self.no_key:
             return True
-        first = parent.value.get(key.text)
-        if first is not None:
-            self.problem(_Mark(key), f"key '{short(key.text)}' is already defined, on line {first.key.line}")
+        first = parent.keys.setdefault(key.text, key)
+        if first is key:
+            parent.value[key.text] = node
         else:
-            parent.value[key.text] = YamlEntry(key, node)
+            self.problem(_Mark(key), f"key '{short(key.text)}' is already defined, on line {first.line}")
         return True
 
 

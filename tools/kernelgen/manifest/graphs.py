@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
-from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.ggml.ops import Op
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.languages import DEFAULT
 from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.kernels import Choice, KernelEntry
-from kernelgen.manifest.schema import Report
-from kernelgen.manifest.sizes import Sizes
+from kernelgen.manifest.kernels import Context, Expansion, OpNode
+from kernelgen.manifest.reading import read
 from kernelgen.manifest.template import Value
+from kernelgen.manifest.types import Graph
 from kernelgen.manifest.values import explain_tensor, parse_tensor
 from kernelgen.manifest.weights import Wishes
 from kernelgen.plan import Kernel
@@ -29,77 +27,40 @@ _NAME = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)")
 _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([^()\s]*)\s*)?(\(.*)?", re.DOTALL)
 
 
-def expand(entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> list[Kernel]:
+def expand(node: YamlNode, context: Context, label: str) -> list[Kernel]:
     """Returns the graph kernels of one entry and, unless it has `fallback: false`, the op kernels of their nodes.
 
-    Adds mistakes to `report`; an entry with a mistake gives no kernel.
+    Adds mistakes to the report; an entry with a mistake gives no kernel.
 
     Args:
-        entry: an item of `graphs:` that passed the schema check.
-        catalog: the available emitters.
-        report: receives mistakes; nodes in `report.wrong` are skipped.
-        sizes: the variables that it shares with the other entries.
-        choice: further inputs of the choice of emitters.
+        node: an item of `graphs:`.
+        context: what else its kernels depend on.
+        label: the item's name in messages.
     """
-    return _GraphEntry(entry, catalog, report, sizes, choice).expand_graph()
+    entry = read(node, Graph, label, context.report)
+    return [] if entry is None else _GraphExpansion(entry, node, context).expand()
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """The tensor that a name refers to.
+class _GraphExpansion(Expansion):
+    templated = ("inputs", "nodes")
 
-    Attributes:
-        root: see `UnnumberedTensor`.
-        offset: bytes from the root's start.
-        tensor: its tensor.
-    """
-
-    root: str | int
-    offset: int
-    tensor: TensorDesc
-
-
-class _Member(KernelEntry):
-    """A node of a group: it has the op, parameters and inputs of a kernel's entry."""
-
-    in_graph = True
-
-    def __init__(self, graph: _GraphEntry, node: YamlNode) -> None:
-        super().__init__(node, graph.catalog, graph.report, graph.sizes, graph.choice)
-        self.graph = graph
-        self.templates = graph.templates
-
-    def fail(self, node: YamlNode, message: str, hint: str | None = None) -> None:
-        self.graph.fail(node, message, hint)
-
-    def fail_with(self, values: Mapping[str, Value], node: YamlNode, message: str) -> None:
-        self.graph.fail_with(values, node, message)
-
-
-class _GraphEntry(KernelEntry):
-    def __init__(self, entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
-        super().__init__(entry, catalog, report, sizes, choice)
-        self.members: list[_Member] = []
+    def __init__(self, entry: Graph, node: YamlNode, context: Context) -> None:
+        super().__init__(entry, node, context)
+        self.entry = entry
+        self.inputs: dict[str, YamlNode] = node.at("inputs").value
         self.names: dict[str, YamlNode] = {}
         self.suggestions = MAX_SUGGESTIONS
+        self.members: list[OpNode] = []
 
-    def expand_graph(self) -> list[Kernel]:
-        if self.entry.kind != "map" or not self.usable(self.entry):
-            return []
-        self._read_variables()
-        nodes = self._need("nodes")
-        self.members = [_Member(self, node) for node in nodes.value]
-        for member in self.members:
-            member._read_op()
-            if member.op is not None:
-                member._check_counts(member.op)
+    def expand(self) -> list[Kernel]:
+        self.read_variables()
+        self.members = [OpNode(self, node, in_graph=True) for node in self.node.at("nodes").value]
         self._check_references()
         found: list[Kernel] = []
         weights = self._weights()
         has_layout = False
-        fallback = self.entry.get("fallback")
         only = self._only_targets()
-        for values in self._combinations():
+        for values in self.combinations():
             specs: dict[GraphSpec, list[str]] = {}
             for targets, wishes in self.weights.by_targets:
                 spec = self._group(values, weights, wishes)
@@ -112,34 +73,29 @@ class _GraphEntry(KernelEntry):
                 group = self.only_for(of, self._of_group(spec))
                 self.note_settings(group, values, self.own)
                 found += group
-                if fallback is None or fallback.value:
+                if self.entry.fallback:
                     kernels = dict.fromkeys(node.kernel.of_ggml for node in spec.nodes)
-                    ops = [k for one in kernels for k in self._chosen(one, of)]
+                    ops = [k for one in kernels for k in self.chosen(one, of, self.context.languages)]
                     self.note_settings(ops, values, None)
                     found += ops
-        self._check_layouts(has_layout)
+        self.check_layouts(has_layout)
         # Groups of several sizes share nodes; list each kernel once.
         return list(dict.fromkeys(found)) if self.good else []
 
     def _only_targets(self) -> Sequence[str]:
         """Returns the targets that have the group's kernel."""
-        node = self.entry.get("targets")
-        if node is None:
-            return self.choice.targets
-        for item in node.value:
-            if item.text not in self.choice.targets:
-                self.fail(
-                    item, f"the manifest is not for {item.text}", "add it to the manifest's targets, or remove it"
-                )
-        return [item.text for item in node.value]
+        for i, target in enumerate(self.entry.targets):
+            if target not in self.context.targets:
+                hint = "add it to the manifest's targets, or remove it"
+                self.fail(self.node.at("targets", i), f"the manifest is not for {target}", hint)
+        return self.entry.targets or self.context.targets
 
     def _weights(self) -> set[str]:
         """Returns the inputs that may have a layout: every use has to read them whole, and as a weight."""
-        found = {name for name, item in self._need("inputs").value.items() if not self.is_sized(item.node)}
+        found = {name for name, item in self.inputs.items() if not self.is_sized(item)}
         for member in self.members:
             index = None if member.op is None else WEIGHTS.get(member.op.name)
-            read = [*self._of(member, "inputs").value, self._of(member, "output")]
-            for i, item in enumerate(read):
+            for i, item in enumerate([*member.inputs, member.node.at("output")]):
                 match = _REFERENCE.fullmatch(item.text) if item.value is not None else None
                 if match is not None and (i != index or match[2] is not None or match[3] is not None):
                     found.discard(match[1])
@@ -147,83 +103,62 @@ class _GraphEntry(KernelEntry):
 
     def _of_group(self, spec: GraphSpec) -> list[Kernel]:
         """Returns the kernel of a group with its emitters, which are in JAX."""
-        languages = self._asked_languages()
-        if languages is None:
-            return []
-        if languages and DEFAULT not in languages:
-            hint = f"add {DEFAULT} to languages"
-            self.fail(
-                self.entry, f"a graph kernel is composed of emitters in {DEFAULT}, which `languages` leaves out", hint
-            )
+        if self.context.languages and DEFAULT not in self.context.languages:
+            message = f"a graph kernel is composed of emitters in {DEFAULT}, which `languages` leaves out"
+            self.fail(self.node, message, f"add {DEFAULT} to languages")
             return []
         try:
             return [self.catalog.kernel(spec)]
         except KernelgenError as error:
             (found,) = error.diagnostics
-            self.fail(self.entry, found.message, found.hint)
+            self.fail(self.node, found.message, found.hint)
             return []
-
-    def _texts(self) -> Iterator[YamlNode]:
-        for item in self._need("inputs").value.values():
-            yield item.node
-        for node in self._need("nodes").value:
-            for key in ("inputs", "params"):
-                several = node.get(key)
-                if several is not None:
-                    yield from several.value if several.kind == "seq" else (e.node for e in several.value.values())
-            yield node.get("output")
 
     # --- names -----------------------------------------------------------------------------------------------------------
 
     def _check_references(self) -> None:
         """Checks that names exist, precede their use, and are used: everything that does not depend on variables' values."""
-        inputs = self._need("inputs")
-        outputs = self._need("outputs")
         used: set[str] = set()
-        self.names = {name: item.key for name, item in inputs.value.items()}
-        later = {member.entry.get("name").text for member in self.members}  # type: ignore[union-attr]
+        self.names = dict(self.node.at("inputs").keys)
+        later = {node.name for node in self.entry.nodes}
         in_place: set[str] = set()
         for member in self.members:
-            name = self._of(member, "name")
+            name = member.node.at("name")
             later.discard(name.text)
-            for i, item in enumerate(self._of(member, "inputs").value):
+            for i, item in enumerate(member.inputs):
                 # ggml_cast refers to its own result as its destination.
                 itself = member.op is not None and member.op.name == "cpy" and i == 1
                 used |= self._refer(item, later, name.text if itself else None)
-            output = self._of(member, "output")
+            output = member.node.at("output")
             if not output.text.lstrip().startswith("("):
                 in_place.add(name.text)
                 used |= self._refer(output, later, None)
             if name.text in self.names:
-                what = "an input" if name.text in inputs.value else "a node"
+                kind = "an input" if name.text in self.inputs else "a node"
                 hint = f"the first is at {self.names[name.text].location}"
-                self.fail(name, f"'{short(name.text)}' is already the name of {what}", hint)
+                self.fail(name, f"'{short(name.text)}' is already the name of {kind}", hint)
             self.names.setdefault(name.text, name)
-        for name_of, item in inputs.value.items():
+        for name_of in self.inputs:
             if name_of not in used:
-                self.fail(item.key, f"input '{short(name_of)}' is not used", "name it in a node's inputs, or remove it")
-        named = set()
-        for item in outputs.value:
-            named.add(item.text)
-            if item.text in in_place:
+                hint = "name it in a node's inputs, or remove it"
+                self.fail(self.names[name_of], f"input '{short(name_of)}' is not used", hint)
+        for i, name_of in enumerate(self.entry.outputs):
+            item = self.node.at("outputs", i)
+            if name_of in in_place:
                 hint = "what is written in place is visible without being named: remove it"
-                self.fail(item, f"'{short(item.text)}' has no memory of its own", hint)
-            elif item.text not in self.names or item.text in inputs.value:
-                near = self._near(item.text, (n for n in self.names if n not in inputs.value))
-                self.fail(item, f"there is no node '{short(item.text)}'{near}")
-        needed = used | named | in_place
+                self.fail(item, f"'{short(name_of)}' has no memory of its own", hint)
+            elif name_of not in self.names or name_of in self.inputs:
+                near = self._near(name_of, (n for n in self.names if n not in self.inputs))
+                self.fail(item, f"there is no node '{short(name_of)}'{near}")
+        needed = used.union(self.entry.outputs, in_place)
         for member in self.members:
-            name = self._of(member, "name")
+            name = member.node.at("name")
             if name.text not in needed:
                 hint = "name it in outputs or in another node's inputs, or remove it"
                 self.fail(name, f"the result of '{short(name.text)}' is not used", hint)
-        if not named and not in_place:
-            self.fail(outputs, "the group has no result", "name the nodes whose results are read outside of it")
-
-    def _of(self, member: _Member, key: str) -> YamlNode:
-        node = member.entry.get(key)
-        assert node is not None
-        return node
+        if not self.entry.outputs and not in_place:
+            hint = "name the nodes whose results are read outside of it"
+            self.fail(self.node.at("outputs"), "the group has no result", hint)
 
     def _near(self, name: str, known: Iterable[str]) -> str:
         """Returns a suggestion like `did_you_mean`, for the first mistakes only."""
@@ -249,63 +184,49 @@ class _GraphEntry(KernelEntry):
 
     def _group(self, values: Mapping[str, Value], weights: set[str], wishes: Wishes) -> GraphSpec | None:
         """Returns the group with these values of the variables; None if it has a mistake."""
-        memory: dict[str, _Memory] = {}
-        for name, item in self._need("inputs").value.items():
-            tensor = self._tensor(item.node, values)
+        memory: dict[str, UnnumberedTensor] = {}
+        for name, item in self.inputs.items():
+            tensor = self.tensor(item, values)
             if tensor is not None:
-                memory[name] = _Memory(name, 0, self.weights.laid_out(tensor, wishes) if name in weights else tensor)
-        outputs = {item.text for item in self._need("outputs").value}
-        nodes = []
-        for i, member in enumerate(self.members):
-            made = self._node(i, member, memory, outputs, values)
-            if made is not None:
-                nodes.append(made)
+                tensor = self.weights.laid_out(tensor, wishes) if name in weights else tensor
+                memory[name] = UnnumberedTensor(name, 0, tensor)
+        nodes = [self._node(i, member, memory, values) for i, member in enumerate(self.members)]
         # `make` would report missing nodes, but their mistakes are reported already.
-        if not self.good or len(nodes) != len(self.members):
+        if not self.good:
             return None
         try:
-            return GraphSpec.make(nodes, self._label(values))
+            return GraphSpec.make([node for node in nodes if node is not None], self._label(values))
         except ValueError as error:
-            self.fail_with(values, self.entry, str(error))
+            self.fail_with(values, self.node, str(error))
             return None
 
     def _label(self, values: Mapping[str, Value]) -> str:
         """Returns the entry's name and its sizes; without a name, the names of its results."""
-        name = self.entry.get("name")
-        results = [item.text for item in self._need("outputs").value]
         sizes = ", ".join(f"{variable} {value}" for variable, value in values.items())
-        return f"{', '.join(results) if name is None else name.text}{': ' if sizes else ''}{sizes}"
+        return f"{self.entry.name or ', '.join(self.entry.outputs)}{': ' if sizes else ''}{sizes}"
 
     def _node(
-        self, i: int, member: _Member, memory: dict[str, _Memory], outputs: set[str], values: Mapping[str, Value]
+        self, i: int, member: OpNode, memory: dict[str, UnnumberedTensor], values: Mapping[str, Value]
     ) -> UnnumberedNode | None:
-        name, output = self._of(member, "name").text, self._of(member, "output")
-        own = output.text.lstrip().startswith("(")
+        name, output, op = member.node.at("name").text, member.node.at("output"), member.op
         into: UnnumberedTensor | None = None
         result: TensorDesc | None
-        if own:
-            result = self._tensor(output, values)
+        if output.text.lstrip().startswith("("):
+            result = self.tensor(output, values)
             if result is not None:
-                memory[name] = _Memory(i, 0, result)
+                memory[name] = UnnumberedTensor(i, 0, result)
         else:
             into = self._reference(output, memory, values)
             result = None if into is None else into.tensor
             if into is not None:
-                memory[name] = _Memory(_root(into), into.offset, into.tensor)
-        items = self._of(member, "inputs").value
-        inputs = [None if item.value is None else self._reference(item, memory, values) for item in items]
-        missing = any(t is None and item.value is not None for t, item in zip(inputs, items, strict=True))
-        op = member.op
-        params = {} if op is None else member._params(op, values)
-        if op is None or missing or result is None or not self.good:
+                memory[name] = into
+        inputs = [None if item.value is None else self._reference(item, memory, values) for item in member.inputs]
+        params = None if op is None else member.full_params(op, values)
+        if op is None or params is None or result is None or not self.good:
             return None
         alias = self._alias_of(op, inputs, into, output, i, values)
-        descriptions = [None if t is None else t.tensor for t in inputs]
-        full = member.full_params(op, params)
-        if full is None:
-            return None
-        member.check_shapes(op, descriptions, result, full, alias, values)
-        return UnnumberedNode(op.name, tuple(inputs), result, full, into, name in outputs)
+        member.check_shapes(op, [None if t is None else t.tensor for t in inputs], result, params, alias, values)
+        return UnnumberedNode(op.name, tuple(inputs), result, params, into, name in self.entry.outputs)
 
     def _alias_of(
         self,
@@ -330,21 +251,18 @@ class _GraphEntry(KernelEntry):
         return found
 
     def _reference(
-        self, item: YamlNode, memory: Mapping[str, _Memory], values: Mapping[str, Value]
+        self, item: YamlNode, memory: Mapping[str, UnnumberedTensor], values: Mapping[str, Value]
     ) -> UnnumberedTensor | None:
         """Returns the tensor of a reference; None if it has a mistake."""
-        if not self.usable(item):
-            self.good = False
-            return None
-        text = self._fill(item, values)
+        text = self.fill(item, values)
         match = _REFERENCE.fullmatch(str(text)) if text is not None else None
         if match is None:
             if text is not None:
                 self.fail(item, f"'{short(str(text))}' is not a reference", "write NAME, or NAME+OFFSET (…)/dtype")
             return None
         name, offset, tensor = match.groups()
-        whole = memory.get(name)
-        if whole is None:
+        base = memory.get(name)
+        if base is None:
             self.good = False
             return None
         if offset is not None and (tensor is None or not re.fullmatch("[0-9]{1,18}", offset)):
@@ -352,25 +270,16 @@ class _GraphEntry(KernelEntry):
             self.fail(item, f"'{short(str(text))}' is not a reference", expected)
             return None
         if tensor is None:
-            return UnnumberedTensor(whole.root, whole.offset, whole.tensor)
+            return base
         try:
             view = parse_tensor(tensor)
         except ValueError as error:
-            message, hint = explain_tensor(tensor, str(error))
-            if id(item) in self.templates:
-                self.fail_with(values, item, message)
-            else:
-                self.fail(item, message, hint)
+            self.fail_filled(values, item, *explain_tensor(tensor, str(error)))
             return None
-        end, size = int(offset or 0) + view.storage_bytes, whole.tensor.storage_bytes
-        if view.type_text != whole.tensor.type_text:
-            have = whole.tensor.type_text
+        end, size = int(offset or 0) + view.storage_bytes, base.tensor.storage_bytes
+        if view.type_text != base.tensor.type_text:
+            have = base.tensor.type_text
             self.fail_with(values, item, f"a view of {name} is {have}, as {name} is, not {view.type_text}")
         elif end > size:
             self.fail_with(values, item, f"the view ends at byte {end}, and {name} has {size}")
-        return UnnumberedTensor(whole.root, whole.offset + int(offset or 0), view)
-
-
-def _root(loose: UnnumberedTensor) -> str | int:
-    assert isinstance(loose.root, str | int)
-    return loose.root
+        return UnnumberedTensor(base.root, base.offset + int(offset or 0), view)

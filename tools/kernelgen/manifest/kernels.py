@@ -6,7 +6,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from msgspec import UNSET
 
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean, nearest
@@ -16,11 +18,12 @@ from kernelgen.ggml.ops import Op, Param, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.manifest import sizes as manifest_sizes
-from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.schema import Report, describe
-from kernelgen.manifest.settings import Changes, KernelSettings
-from kernelgen.manifest.sizes import NO_SIZES, SizeCondition, Sizes
+from kernelgen.manifest.document import Report, YamlNode, short
+from kernelgen.manifest.reading import read
+from kernelgen.manifest.settings import Changes, ManifestSettings
+from kernelgen.manifest.sizes import SizeCondition
 from kernelgen.manifest.template import Template, TemplateError, Value
+from kernelgen.manifest.types import Entry, OpKernel
 from kernelgen.manifest.values import check_param, explain_tensor, parse_tensor
 from kernelgen.manifest.weights import WeightLayouts, Wishes
 from kernelgen.plan import Kernel
@@ -30,77 +33,77 @@ MAX_KERNELS = 100_000
 """Maximum number of kernels of one entry, and of one manifest."""
 
 _WORD = re.compile(r"word([0-9]{1,2})")
-_EXPRESSION = re.compile(r"\$\{.*\}$")
+
+
+Named = tuple[str, KernelSpec, YamlNode]
+"""A name in an entry, its kernel, and the name's node."""
 
 
 @dataclass(frozen=True, slots=True)
-class NamedKernel:
-    """A kernel that an entry names, with the entry's node."""
-
-    name: str
-    spec: KernelSpec
-    node: YamlNode
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The inputs besides an entry that decide which emitters compute its kernels.
+class Context:
+    """What the kernels of an entry depend on besides the entry.
 
     Attributes:
+        catalog: the available emitters.
+        report: receives mistakes.
         targets: the manifest's targets.
-        languages: its `languages`, or None.
+        languages: its `languages`.
         manifest: its name.
         settings: records the kernels that have their own settings, or None.
         weights: the requested layouts of weights; None for none.
+        sizes: the values of the variables that its entries share.
+        conditions: conditions on variables; one does not apply to an entry that lacks one of its variables.
     """
 
+    catalog: Catalog
+    report: Report
     targets: tuple[str, ...] = ()
-    languages: YamlNode | None = None
+    languages: Sequence[str] = ()
     manifest: str = ""
-    settings: KernelSettings | None = None
+    settings: ManifestSettings | None = None
     weights: WeightLayouts | None = None
+    sizes: Mapping[str, list[Value]] = field(default_factory=dict)
+    conditions: tuple[SizeCondition, ...] = ()
 
 
-def expand(
-    entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES, choice: Choice = Choice()
-) -> tuple[list[Kernel], list[NamedKernel]]:
-    """Returns the kernels of one entry; adds mistakes to `report`, and an entry with a mistake gives no kernel.
+def expand(node: YamlNode, context: Context, label: str = "the kernel") -> tuple[list[Kernel], list[Named]]:
+    """Returns the kernels of one entry; adds mistakes to the report, and an entry with a mistake gives no kernel.
 
     Args:
-        entry: an item of `kernels:` that passed the schema check.
-        catalog: the available emitters.
-        report: receives mistakes; nodes in `report.wrong` are skipped.
-        sizes: the variables that it shares with the other entries.
-        choice: further inputs of the choice of emitters.
+        node: an item of `kernels:`.
+        context: what else its kernels depend on.
+        label: the item's name in messages.
     """
-    return KernelEntry(entry, catalog, report, sizes, choice).expand()
+    entry = read(node, OpKernel, label, context.report)
+    return ([], []) if entry is None else OpExpansion(entry, node, context).expand()
 
 
-class KernelEntry:
+class Expansion:
     """An entry during its expansion.
 
     Attributes:
-        in_graph: whether it is a node of a graph, which may also have kernelgen's own parameters.
+        entry: the entry.
+        node: its node, for places.
+        templated: the keys whose texts may have variables.
     """
 
-    in_graph = False
+    templated: tuple[str, ...] = ()
 
-    def __init__(self, entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
-        self.entry = entry
-        self.catalog = catalog
-        self.report = report
-        self.sizes = sizes
-        self.choice = choice
-        self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
-        own = entry.get("weights") if entry.kind == "map" else None
-        self.weights = choice.weights if own is None and choice.weights else WeightLayouts(own, choice.targets, report)
-        self.good = id(entry) not in report.wrong
-        self.own = choice.settings.own(entry) if choice.settings is not None and entry.kind == "map" else None
-        self.op: Op | None = None
-        self.variables: dict[str, list[Value]] = {}
+    def __init__(self, entry: Entry, node: YamlNode, context: Context) -> None:
+        self.node = node
+        self.catalog = context.catalog
+        self.report = context.report
+        self.context = context
+        own = node.get("weights")
+        known = context.weights if own is None else None
+        self.weights = known or WeightLayouts(own, context.targets, context.report)
+        self.good = True
+        self.own = None if context.settings is None else context.settings.own(entry, node)
+        self.variables: dict[str, list[Value]] = dict(entry.batch)
+        self.where = entry.where
         self.conditions: tuple[SizeCondition, ...] = ()
         self.used: set[str] = set()
-        self.templates: dict[int, Template] = {}
+        self.templates: dict[str, Template] = {}
         self.failed_with = False
         self.all_read = True
         self.too_many = False
@@ -121,219 +124,97 @@ class KernelEntry:
             self.failed_with = True
         self.good = False
 
-    def usable(self, node: YamlNode | None) -> bool:
-        return node is not None and id(node) not in self.report.wrong
-
-    def expand(self) -> tuple[list[Kernel], list[NamedKernel]]:
-        entry = self.entry
-        if entry.kind != "map":
-            return [], []
-        self._read_op()
-        self._only_of_op()
-        self._read_variables()
-        if self.op is not None:
-            self._check_counts(self.op)
-        kernels: list[Kernel] = []
-        named: list[NamedKernel] = []
-        if self.op is None:
-            for values in self._combinations():
-                self._tensors(values)  # to report their mistakes
-                break
-            return kernels, named
-        has_layout = False
-        for values in self._combinations():
-            specs: dict[KernelSpec, list[str]] = {}
-            for targets, wishes in self.weights.by_targets:
-                spec = self._spec(self.op, values, wishes)
-                if spec is not None:
-                    specs.setdefault(spec, []).extend(targets)
-            for spec, of in specs.items():
-                has_layout = has_layout or any(t is not None and t.layout for t in spec.inputs)
-                chosen = self._chosen(spec, of)
-                self.note_settings(chosen, values, self.own)
-                kernels += chosen
-            name = entry.get("name")
-            if specs and name is not None and self.usable(name):
-                named.append(NamedKernel(str(self._fill(name, values)), next(iter(specs)), name))
-        self._check_layouts(has_layout)
-        return (kernels, named) if self.good else ([], [])
-
     def is_sized(self, node: YamlNode) -> bool:
         """Returns whether a tensor depends on the manifest's sizes; no weight does."""
-        template = self.templates.get(id(node))
-        return template is not None and any(name in self.sizes.variables for name in template.names)
+        template = self.templates.get(node.text)
+        return template is not None and any(name in self.context.sizes for name in template.names)
 
-    def _with_layouts(self, op: Op, inputs: list[TensorDesc | None], wishes: Wishes) -> list[TensorDesc | None]:
-        """Returns the inputs, with the weight in the requested layout."""
-        index = WEIGHTS.get(op.name)
-        weight = inputs[index] if index is not None and index < len(inputs) else None
-        if index is None or weight is None or weight.layout or self.is_sized(self._need("inputs").value[index]):
-            return inputs
-        if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
-            return inputs
-        return [*inputs[:index], self.weights.laid_out(weight, wishes), *inputs[index + 1 :]]
-
-    def _check_layouts(self, has_layout: bool) -> None:
+    def check_layouts(self, has_layout: bool) -> None:
         """Reports layouts that an entry requests itself without having a weight for them."""
-        own = self.entry.get("weights")
-        if own is None or not self.usable(own):
+        own = self.node.get("weights")
+        if own is None or not self.good:
             return
-        if self.weights.names and self.good and not has_layout:
+        if self.weights.names and not has_layout:
             hint = (
                 f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
             )
             self.fail(own, f"the entry has no weight that can be {' or '.join(self.weights.names)}", hint)
-        elif self.good:
+        else:
             self.weights.check_used()
 
-    def _only_of_op(self) -> None:
-        """Reports keys that only a kernel named by its source may have, and missing keys that only such a kernel may omit."""
-        for key in ("outputs", "grid", "arguments", "env", "lowering", "package", "prebuilt", "vjp", "check"):
-            if key in self.entry.value:
-                self.fail(self.entry.value[key].key, f"'{key}' is a key of kernels that are named by their source")
-        if self.entry.get("output") is None:
-            self.fail(self.entry, "key 'output' is missing", "output: the result, a tensor")
-        alias = self.entry.get("alias")
-        if alias is not None and alias.kind == "map":
-            self.fail(alias, "alias: expected an integer, not a mapping")
-        params = self.entry.get("params")
-        for name, item in params.value.items() if params is not None and params.kind == "map" else ():
-            value = item.node.value
-            if isinstance(value, str) and (value == ggml_ops.ANY or _EXPRESSION.match(value)):
-                continue
-            if item.node.kind != "scalar" or value is None or isinstance(value, str):
-                shown = describe(item.node)
-                self.fail(
-                    item.node, f"{short(name)}: expected a number, true, false or an expression '${{…}}', not {shown}"
-                )
-
-    def _read_variables(self) -> None:
-        batch = self.entry.get("batch")
-        if batch is not None and self.usable(batch):
-            self._read_batch(batch)
+    def read_variables(self) -> None:
+        """Reads the texts with variables and the conditions, and reports unknown and unused variables."""
         self._read_templates()
         self._read_conditions()
-        if batch is not None and self.usable(batch) and self.all_read:
-            for name, item in batch.value.items():
+        if self.all_read:
+            for name, key in self.node.at("batch").keys.items() if "batch" in self.node.value else ():
                 if name not in self.used:
-                    self.fail(
-                        item.key,
-                        f"variable '{short(name)}' is not used",
-                        f"write ${{{short(name)}}} in a shape or parameter, or remove it",
-                    )
+                    hint = f"write ${{{short(name)}}} in a shape or parameter, or remove it"
+                    self.fail(key, f"variable '{short(name)}' is not used", hint)
 
-    def _asked_languages(self) -> list[str] | None:
-        """Returns the requested languages, empty for no request; None if they have a mistake."""
-        if self.languages is None:
-            return []
-        return [node.text for node in self.languages.value] if self.usable(self.languages) else None
-
-    def _chosen(self, spec: KernelSpec, targets: Sequence[str]) -> list[Kernel]:
+    def chosen(self, spec: KernelSpec, targets: Sequence[str], languages: Sequence[str]) -> list[Kernel]:
         """Returns the kernel for these targets with its emitter; several kernels if targets have different emitters."""
-        languages = self._asked_languages()
-        if languages is None:
-            return []
         try:
             return self.only_for(targets, self.catalog.kernels(spec, languages, targets))
         except KernelgenError as error:
             (found,) = error.diagnostics
-            own = self.entry.get("languages")
-            self.fail(own or self.entry.get("op") or self.entry, found.message, found.hint)
+            self.fail(self.node.at("languages" if "languages" in self.node.value else "op"), found.message, found.hint)
             return []
 
     def only_for(self, targets: Sequence[str], kernels: Sequence[Kernel]) -> list[Kernel]:
         """Returns kernels for some of the manifest's targets; the kernels list the targets if these are not all."""
-        if len(targets) == len(self.choice.targets):
+        if len(targets) == len(self.context.targets):
             return list(kernels)
         return [replace(kernel, targets=kernel.targets or tuple(targets)) for kernel in kernels]
 
     def note_settings(self, chosen: Sequence[Kernel], values: Mapping[str, Value], own: Changes | None) -> None:
         """Records the settings of an entry's kernels; `own` are settings that the entry sets for them."""
-        if self.choice.settings is None:
+        if self.context.settings is None:
             return
         try:
             for kernel in chosen:
-                self.choice.settings.note(kernel.id, self.entry, values, own)
+                self.context.settings.note(kernel.id, self.node, values, own)
         except TemplateError as error:
-            self.fail_with(values, self.entry, str(error))
-
-    def _read_op(self) -> None:
-        node = self.entry.get("op")
-        if node is None or not self.usable(node):
-            return
-        name = node.text
-        self.op = self.catalog.op(name)
-        if self.op is None:
-            known = sorted({*ggml_ops.OPS, *self.catalog.by_op})
-            self.fail(node, f"unknown op '{short(name)}'{did_you_mean(name, known, ggml_ops.ALIASES)}")
-        elif name not in self.catalog.by_op:
-            self.op = None
-            self.fail(
-                node,
-                f"no emitter for op '{name}'",
-                "kernels can be built for these ops: " + ", ".join(sorted(self.catalog.by_op)),
-            )
-
-    def _read_batch(self, batch: YamlNode) -> None:
-        for name, item in batch.value.items():
-            self.variables[name] = [value.value for value in item.node.value]
-
-    def _texts(self) -> Iterator[YamlNode]:
-        entry = self.entry
-        for key in ("output", "name"):
-            node = entry.get(key)
-            if node is not None:
-                yield node
-        inputs = entry.get("inputs")
-        if inputs is not None and inputs.kind == "seq":
-            yield from inputs.value
-        params = entry.get("params")
-        if params is not None and params.kind == "map":
-            for item in params.value.values():
-                yield item.node
+            self.fail_with(values, self.node, str(error))
 
     def _read_templates(self) -> None:
-        batch = self.entry.get("batch")
-        for node in self._texts():
-            if node.kind != "scalar" or not isinstance(node.value, str) or "${" not in node.value:
+        for node in (
+            scalar for key in self.templated if key in self.node.value for scalar in self.node.at(key).scalars()
+        ):
+            text = node.value
+            if not isinstance(text, str) or "${" not in text:
                 continue
             try:
-                template = Template(node.value)
+                template = Template(text)
             except TemplateError as error:
-                self.fail(node, f"{error}: '{short(node.text)}'", error.hint)
+                self.fail(node, f"{error}: '{short(text)}'", error.hint)
                 self.all_read = False  # it may use any of the variables
                 continue
             self.used.update(template.names)
-            unknown = [n for n in template.names if n not in self.variables and n not in self.sizes.variables]
-            if unknown and (batch is None or self.usable(batch)):
-                near = did_you_mean(unknown[0], {**self.variables, **self.sizes.variables})
-                self.fail(
-                    node,
-                    f"unknown variable '{unknown[0]}'{near}",
-                    f"variables of a kernel are listed under 'batch', as in batch: {{{unknown[0]}: [1, 512]}}",
-                )
-            elif unknown:
-                self.report.wrong.add(id(node))
+            known = {**self.variables, **self.context.sizes}
+            unknown = next((n for n in template.names if n not in known), None)
+            if unknown is None:
+                self.templates[text] = template
             else:
-                self.templates[id(node)] = template
+                hint = f"variables of a kernel are listed under 'batch', as in batch: {{{unknown}: [1, 512]}}"
+                self.fail(node, f"unknown variable '{unknown}'{did_you_mean(unknown, known)}", hint)
 
     def _read_conditions(self) -> None:
-        for name, values in self.sizes.variables.items():
+        for name, values in self.context.sizes.items():
             if name in self.used:
                 self.variables.setdefault(name, values)
-        own = self.entry.get("where")
-        if own is None:
-            self.conditions = tuple(c for c in self.sizes.conditions if c.names <= self.variables.keys())
+        if self.where is UNSET:
+            self.conditions = tuple(c for c in self.context.conditions if c.names <= self.variables.keys())
         elif self.all_read:
-            self.conditions = manifest_sizes.conditions(own, self.variables, self.report)
-            self.good = self.good and id(own) not in self.report.wrong and len(self.conditions) == len(own.value)
+            self.conditions = manifest_sizes.conditions(self.node.at("where"), self.variables, self.report)
+            self.good = self.good and len(self.conditions) == len(self.where)
         total = math.prod(map(len, self.variables.values()))
         if total > MAX_KERNELS:
-            node = self.entry.get("batch") or self.entry
-            self.fail(node, f"the entry's variables have {total} combinations, more than {MAX_KERNELS}")
+            message = f"the entry's variables have {total} combinations, more than {MAX_KERNELS}"
+            self.fail(self.node.at("batch"), message)
             self.too_many = True
 
-    def _combinations(self) -> Iterator[Mapping[str, Value]]:
+    def combinations(self) -> Iterator[Mapping[str, Value]]:
         if self.too_many:
             return  # a template has no value without its variables
         if not self.variables:
@@ -348,7 +229,7 @@ class KernelEntry:
             else:
                 left_out += 1
         if left_out and left_out == math.prod(map(len, self.variables.values())) and self.good:
-            self.fail(self.entry, "no combination of the variables' values is left by where")
+            self.fail(self.node, "no combination of the variables' values is left by where")
 
     def _go_together(self, values: Mapping[str, Value]) -> bool:
         for condition in self.conditions:
@@ -360,123 +241,137 @@ class KernelEntry:
                 return False
         return True
 
-    def _fill(self, node: YamlNode, values: Mapping[str, Value]) -> Value | None:
-        """Returns the node's text with its variables replaced; None if that fails."""
-        template = self.templates.get(id(node))
-        if template is None:
+    def fill(self, node: YamlNode, values: Mapping[str, Value]) -> Value | None:
+        """Returns the node's value with its variables replaced; None if that fails."""
+        if not isinstance(node.value, str) or "${" not in node.value:
             value: Value = node.value
             return value
+        template = self.templates.get(node.value)
         try:
-            return template.fill(values)
+            return None if template is None else template.fill(values)
         except TemplateError as error:
             self.fail_with(values, node, str(error))
             return None
 
-    def _check_counts(self, op: Op) -> None:
-        inputs = self.entry.get("inputs")
-        if inputs is not None and inputs.kind == "seq":
-            self._check_inputs(op, inputs)
-        self._check_names(op)
+    def fail_filled(self, values: Mapping[str, Value], node: YamlNode, message: str, hint: str | None = None) -> None:
+        """Reports a mistake in a text, with the values of its variables if it has some."""
+        if isinstance(node.value, str) and "${" in node.value:
+            self.fail_with(values, node, message)
+        else:
+            self.fail(node, message, hint)
 
-    def _check_inputs(self, op: Op, inputs: YamlNode) -> None:
-        count, most = len(inputs.value), len(op.inputs)
-        names = f" ({', '.join(op.inputs)})" if op.inputs else ""
-        if count < op.required:
-            wanted = f"{most} inputs" if op.required == most else f"{op.required} to {most} inputs"
-            self.fail(inputs, f"{op.name} has {'one input' if most == 1 else wanted}{names}, not {count}")
-            return
-        if count > most:
-            wanted = "one input" if most == 1 else f"at most {most} inputs" if most else "no inputs"
-            self.fail(inputs.value[most], f"{op.name} has {wanted}{names}, not {count}")
-            return
-        for i, item in enumerate(inputs.value[: op.required]):
-            if item.kind == "scalar" and item.value is None:
-                self.fail(item, f"input {i} of {op.name}, {op.inputs[i]}, can't be absent")
-        taken = len(self.catalog.by_op[op.name][1].inputs)
-        for i, item in enumerate(inputs.value[taken:], taken):
-            if item.value is not None:
-                self.fail(item, f"the emitter of {op.name} takes no '{op.inputs[i]}'")
-
-    def _check_names(self, op: Op) -> None:
-        params = self.entry.get("params")
-        given = params.value if params is not None and params.kind == "map" else {}
-        required = [p.name for p in op.params if p.default is None and p.name not in given]
-        for name, item in given.items():
-            if name in op.by_name or self._free_word(op, name):
-                if name in op.by_name and op.by_name[name].ours and not self.in_graph:
-                    self.fail(
-                        item.key,
-                        f"'{name}' is for nodes of graphs",
-                        "backends never request such a kernel for a single node",
-                    )
-                continue
-            near = nearest(name, [p for p in op.by_name if p not in given])
-            if near in required:
-                required.remove(near)  # the misspelt one replaces it
-            meant = f": did you mean '{near}'?" if near else ""
-            takes = f"it has {', '.join(op.by_name)}" if op.params else "it has none"
-            self.fail(item.key, f"op '{op.name}' has no parameter '{short(name)}'{meant}", takes)
-        if required:
-            names = "', '".join(required)
-            self.fail(params or self.entry, f"op '{op.name}' needs the parameter{'s' * (len(required) > 1)} '{names}'")
-
-    def _free_word(self, op: Op, name: str) -> bool:
-        """Whether `name` is `word<N>` for a word of op_params that has no name."""
-        match = _WORD.fullmatch(name)
-        if not match or op.custom:
-            return False
-        word = int(match.group(1))
-        taken = {p.word for p in op.params} | ({0} if op.variant is not None else set())
-        return word < ggml_ops.N_WORDS and word not in taken and name == f"word{word}"
-
-    def _tensors(self, values: Mapping[str, Value]) -> tuple[list[TensorDesc | None], TensorDesc | None]:
-        inputs = self.entry.get("inputs")
-        found: list[TensorDesc | None] = []
-        if inputs is not None and inputs.kind == "seq":
-            for item in inputs.value:
-                found.append(self._tensor(item, values))
-        output = self.entry.get("output")
-        return found, None if output is None else self._tensor(output, values)
-
-    def _tensor(self, node: YamlNode, values: Mapping[str, Value]) -> TensorDesc | None:
-        if node.kind == "scalar" and node.value is None:
-            return None
-        if not self.usable(node):
-            self.good = False
-            return None
-        text = self._fill(node, values)
+    def tensor(self, node: YamlNode, values: Mapping[str, Value]) -> TensorDesc | None:
+        """Returns a tensor; None if it is absent or has a mistake."""
+        text = self.fill(node, values)
         if text is None:
             return None
         try:
             return parse_tensor(str(text))
         except ValueError as error:
-            message, hint = explain_tensor(str(text), str(error))
-            if id(node) in self.templates:
-                self.fail_with(values, node, message)
+            self.fail_filled(values, node, *explain_tensor(str(text), str(error)))
+            return None
+
+
+class OpNode:
+    """An entry's op with its inputs, output and parameters: the entry itself, or a node of a graph.
+
+    Attributes:
+        op: the op; None if it is not known.
+        node: the mapping.
+    """
+
+    def __init__(self, expansion: Expansion, node: YamlNode, in_graph: bool) -> None:
+        """Reads the op, and reports wrong numbers of inputs and wrong names of parameters.
+
+        Args:
+            expansion: the entry.
+            node: the mapping.
+            in_graph: whether it is a node of a graph, which may also have kernelgen's own parameters.
+        """
+        self.expansion = expansion
+        self.node = node
+        self.inputs: list[YamlNode] = node.at("inputs").value
+        self.params: dict[str, YamlNode] = node.at("params").value if "params" in node.value else {}
+        self.op = self._read_op()
+        if self.op is not None:
+            self._check_inputs(self.op)
+            self._check_names(self.op, in_graph)
+
+    def _read_op(self) -> Op | None:
+        node, catalog = self.node.at("op"), self.expansion.catalog
+        op = catalog.op(node.text)
+        if op is None:
+            near = did_you_mean(node.text, sorted({*ggml_ops.OPS, *catalog.by_op}), ggml_ops.ALIASES)
+            self.expansion.fail(node, f"unknown op '{short(node.text)}'{near}")
+        elif node.text not in catalog.by_op:
+            hint = "kernels can be built for these ops: " + ", ".join(sorted(catalog.by_op))
+            self.expansion.fail(node, f"no emitter for op '{node.text}'", hint)
+            return None
+        return op
+
+    def _check_inputs(self, op: Op) -> None:
+        fail, inputs = self.expansion.fail, self.inputs
+        count, most = len(inputs), len(op.inputs)
+        names = f" ({', '.join(op.inputs)})" if op.inputs else ""
+        if count < op.required:
+            expected = f"{most} inputs" if op.required == most else f"{op.required} to {most} inputs"
+            expected = "one input" if most == 1 else expected
+            fail(self.node.at("inputs"), f"{op.name} has {expected}{names}, not {count}")
+            return
+        if count > most:
+            expected = "one input" if most == 1 else f"at most {most} inputs" if most else "no inputs"
+            fail(inputs[most], f"{op.name} has {expected}{names}, not {count}")
+            return
+        for i, item in enumerate(inputs[: op.required]):
+            if item.value is None:
+                fail(item, f"input {i} of {op.name}, {op.inputs[i]}, can't be absent")
+        taken = len(self.expansion.catalog.by_op[op.name][1].inputs)
+        for i, item in enumerate(inputs[taken:], taken):
+            if item.value is not None:
+                fail(item, f"the emitter of {op.name} takes no '{op.inputs[i]}'")
+
+    def _check_names(self, op: Op, in_graph: bool) -> None:
+        required = [p.name for p in op.params if p.default is None and p.name not in self.params]
+        for name in self.params:
+            key = self.node.at("params").keys[name]
+            if name in op.by_name:
+                if op.by_name[name].ours and not in_graph:
+                    hint = "backends never request such a kernel for a single node"
+                    self.expansion.fail(key, f"'{name}' is for nodes of graphs", hint)
+                continue
+            if _is_free_word(op, name):
+                continue
+            near = nearest(name, [p for p in op.by_name if p not in self.params])
+            if near in required:
+                required.remove(near)  # the misspelt one replaces it
+            meant = f": did you mean '{near}'?" if near else ""
+            takes = f"it has {', '.join(op.by_name)}" if op.params else "it has none"
+            self.expansion.fail(key, f"op '{op.name}' has no parameter '{short(name)}'{meant}", takes)
+        if required:
+            names = "', '".join(required)
+            message = f"op '{op.name}' needs the parameter{'s' * (len(required) > 1)} '{names}'"
+            self.expansion.fail(self.node.at("params"), message)
+
+    def full_params(self, op: Op, values: Mapping[str, Value]) -> dict[str, ParamValue] | None:
+        """Returns all parameters; None if one has a mistake, or can't be a run-time value without others."""
+        found: dict[str, ParamValue] = {}
+        for name, item in self.params.items():
+            value = self.expansion.fill(item, values)
+            if value is None or id(self.node.at("params").keys[name]) in self.expansion.report.wrong:
+                continue
+            shown = short(item.text if "${" not in item.text else str(value))
+            message = check_param(op.by_name.get(name) or Param(name, 0), value, shown)
+            if message:
+                self.expansion.fail(item, f"{op.name}'s {message}")
             else:
-                self.fail(node, message, hint)
+                found[name] = value
+        if not self.expansion.good:
             return None
-
-    def _spec(self, op: Op, values: Mapping[str, Value], wishes: Wishes) -> KernelSpec | None:
-        inputs, output = self._tensors(values)
-        inputs = self._with_layouts(op, inputs, wishes)
-        params = self._params(op, values)
-        alias = self._alias(op, inputs, output)
-        if not self.good or output is None:
-            return None
-        full = self.full_params(op, params)
-        if full is None:
-            return None
-        good = self.check_shapes(op, inputs, output, full, op.alias if alias is None else alias, values)
-        return KernelSpec.make(op.name, inputs, output, full, alias) if good else None
-
-    def full_params(self, op: Op, params: Mapping[str, ParamValue]) -> dict[str, ParamValue] | None:
-        """Returns all parameters; reports parameters that can't be run-time values without others."""
-        full = op.with_defaults(params)
+        full = op.with_defaults(found)
         try:
             op.opened(full)
         except ValueError as error:
-            self.fail(self._need("params"), str(error))
+            self.expansion.fail(self.node.at("params"), str(error))
             return None
         return full
 
@@ -490,29 +385,87 @@ class KernelEntry:
         values: Mapping[str, Value],
     ) -> bool:
         """Reports everything that ggml would assert of a node; returns whether there is nothing to report."""
-        nodes = self._need("inputs")
         problems = shapes.check(op.name, inputs, output, params, alias)
         for problem in problems:
-            if problem.part == "inputs":
-                where = nodes.value[problem.which]
-            elif problem.part == "output":
-                where = self._need("output")
-            else:
-                given = self.entry.get("params")
-                where = (given.get(str(problem.which)) if given else None) or given or self.entry
-            self.fail_with(values, where, problem.message)
+            place = (problem.part,) if problem.part == "output" else (problem.part, problem.which)
+            self.expansion.fail_with(values, self.node.at(*place), problem.message)
         return not problems
 
-    def _need(self, key: str) -> YamlNode:
-        node = self.entry.get(key)
-        assert node is not None
-        return node
+
+def _is_free_word(op: Op, name: str) -> bool:
+    """Whether `name` is `word<N>` for a word of op_params that has no name."""
+    match = _WORD.fullmatch(name)
+    if not match or op.custom:
+        return False
+    word = int(match.group(1))
+    taken = {p.word for p in op.params} | ({0} if op.variant is not None else set())
+    return word < ggml_ops.N_WORDS and word not in taken and name == f"word{word}"
+
+
+class OpExpansion(Expansion):
+    """An entry that names an op."""
+
+    templated = ("output", "name", "inputs", "params")
+
+    def __init__(self, entry: OpKernel, node: YamlNode, context: Context) -> None:
+        super().__init__(entry, node, context)
+        self.entry = entry
+
+    def expand(self) -> tuple[list[Kernel], list[Named]]:
+        """Returns the entry's kernels, and those that it names."""
+        of = OpNode(self, self.node, in_graph=False)
+        self.read_variables()
+        kernels: list[Kernel] = []
+        named: list[Named] = []
+        has_layout = False
+        for values in self.combinations():
+            specs: dict[KernelSpec, list[str]] = {}
+            for targets, wishes in self.weights.by_targets:
+                spec = self._spec(of, values, wishes)
+                if spec is not None:
+                    specs.setdefault(spec, []).extend(targets)
+            if of.op is None:
+                return [], []
+            for spec, targets_of in specs.items():
+                has_layout = has_layout or any(t is not None and t.layout for t in spec.inputs)
+                chosen = self.chosen(spec, targets_of, self.entry.languages or self.context.languages)
+                self.note_settings(chosen, values, self.own)
+                kernels += chosen
+            if specs and self.entry.name:
+                name = self.node.at("name")
+                named.append((str(self.fill(name, values)), next(iter(specs)), name))
+        self.check_layouts(has_layout)
+        return (kernels, named) if self.good else ([], [])
+
+    def _spec(self, of: OpNode, values: Mapping[str, Value], wishes: Wishes) -> KernelSpec | None:
+        inputs = [self.tensor(item, values) for item in of.inputs]
+        output = self.tensor(self.node.at("output"), values)
+        op = of.op
+        if op is None:
+            return None
+        inputs = self._with_layouts(op, inputs, wishes)
+        params = of.full_params(op, values)
+        alias = self._alias(op, inputs, output)
+        if not self.good or output is None or params is None:
+            return None
+        good = of.check_shapes(op, inputs, output, params, op.alias if alias is None else alias, values)
+        return KernelSpec.make(op.name, inputs, output, params, alias) if good else None
+
+    def _with_layouts(self, op: Op, inputs: list[TensorDesc | None], wishes: Wishes) -> list[TensorDesc | None]:
+        """Returns the inputs, with the weight in the requested layout."""
+        index = WEIGHTS.get(op.name)
+        weight = inputs[index] if index is not None and index < len(inputs) else None
+        if index is None or weight is None or weight.layout or self.is_sized(self.node.at("inputs", index)):
+            return inputs
+        if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
+            return inputs
+        return [*inputs[:index], self.weights.laid_out(weight, wishes), *inputs[index + 1 :]]
 
     def _alias(self, op: Op, inputs: Sequence[TensorDesc | None], output: TensorDesc | None) -> int | None:
-        node = self.entry.get("alias")
-        if node is None or not self.usable(node):
+        index = self.entry.alias
+        if index is UNSET:
             return None
-        index = int(node.value)
+        node = self.node.at("alias")
         if op.alias is not None and index != op.alias:
             self.fail(node, f"{op.name} writes its result to input {op.alias}, {op.inputs[op.alias]}, not {index}")
         elif index >= len(inputs):
@@ -528,24 +481,3 @@ class KernelEntry:
                     "they can't share memory",
                 )
         return index
-
-    def _params(self, op: Op, values: Mapping[str, Value]) -> dict[str, ParamValue]:
-        node = self.entry.get("params")
-        found: dict[str, ParamValue] = {}
-        if node is None or node.kind != "map":
-            return found
-        for name, item in node.value.items():
-            if not self.usable(item.node) or not self.usable(item.key):
-                self.good = False
-                continue
-            param = op.by_name.get(name) or Param(name, 0)
-            value = self._fill(item.node, values)
-            if value is None:
-                continue
-            shown = short(item.node.text) if "${" not in item.node.text else short(str(value))
-            message = check_param(param, value, shown)
-            if message:
-                self.fail(item.node, f"{op.name}'s {message}")
-            else:
-                found[name] = value
-        return found

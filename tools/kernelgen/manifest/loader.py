@@ -9,11 +9,14 @@ from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import model_files
-from kernelgen.manifest import document, graphs, kernels, schema, settings, sizes, sources
-from kernelgen.manifest.document import Document, YamlNode
-from kernelgen.manifest.schema import Report
+from kernelgen.manifest import document, graphs, kernels, reading, sizes, sources
+from kernelgen.manifest.document import Report, YamlNode
+from kernelgen.manifest.kernels import Context
+from kernelgen.manifest.settings import ManifestSettings
+from kernelgen.manifest.types import Graph, Manifest, OpKernel, SourceKernel
 from kernelgen.manifest.weights import WeightLayouts
 from kernelgen.plan import Kernel, Request
+from kernelgen.spec.kernel import KernelSpec
 
 
 def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
@@ -30,36 +33,34 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
     requests: dict[str, Request] = {}
     names: dict[str, YamlNode] = {}
     for path in paths:
-        parsed = _parse(path)
-        root = parsed.root
-        if root is None:
-            problems += parsed.problems
-            continue
-        report = schema.check(root, parsed.broken)
-        request = _request(root, catalog, report)
-        if request is not None:
-            name = root.value["name"].node
+        report = Report()
+        root = _parse(path, report)
+        request = None if root is None else _request(root, catalog, report)
+        if root is not None and request is not None:
+            name = root.value["name"]
             first = requests.setdefault(request.name, request)
             if first != request:
                 message = f"manifest '{request.name}' is already defined, with other content"
                 report.fail(name, message, _first_is_at(names[request.name]))
             names.setdefault(request.name, name)
-        problems += sorted([*parsed.problems, *report.diagnostics], key=_place)
+        problems += sorted(report.diagnostics, key=_place)
     if problems:
         # A value that aliases share is checked at every use; report its mistakes once.
         raise KernelgenError(dict.fromkeys(problems))
     return list(requests.values())
 
 
-def _parse(path: str | Path) -> Document:
+def _parse(path: str | Path, report: Report) -> YamlNode | None:
     model = model_files.recognize(path, "manifest")
     if model is not None:
-        return Document(None, [model])
+        report.diagnostics.append(model)
+        return None
     try:
         data = fileio.read_input(path, document.MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        return Document(None, [Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}")])
-    return document.parse(data, str(path))
+        report.diagnostics.append(Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}"))
+        return None
+    return document.parse(data, str(path), report)
 
 
 def _place(problem: Diagnostic) -> tuple[int, int]:
@@ -72,28 +73,28 @@ def _first_is_at(node: YamlNode) -> str:
 
 def _request(root: YamlNode, catalog: Catalog, report: Report) -> Request | None:
     """Returns the request of one manifest; None if it has a mistake."""
-    if root.kind != "map":
+    manifest = reading.read(root, Manifest, "the manifest", report)
+    if manifest is None:
+        # What entries mean depends on the rest, but not their form.
+        for key, type in (("graphs", Graph), ("kernels", None)) if root.kind == "map" else ():
+            for label, entry in _items(root, key):
+                reading.read(entry, type or _kernel_type(entry), label, report)
         return None
-    config = settings.read(root, report)
-    own = settings.KernelSettings(root, config, report)
-    name = root.get("name")
-    targets = tuple(c.target for c in config.configs)
+    config = ManifestSettings(manifest, root.at("compiler"), report)
+    targets = tuple(manifest.targets)
     weights = WeightLayouts(root.get("weights"), targets, report)
-    choice = kernels.Choice(
-        targets,
-        root.get("languages"),
-        manifest="" if name is None else str(name.value),
-        settings=own,
-        weights=weights,
+    conditions = sizes.conditions(root.get("where"), manifest.sizes, report)
+    context = Context(
+        catalog, report, targets, manifest.languages, manifest.name, config, weights, manifest.sizes, conditions
     )
-    found, checks = _entries(root, catalog, report, choice)
+    found, checks = _entries(root, context)
     if not report.diagnostics:
         weights.check_used()
-    if name is None or report.diagnostics:
+    special = config.special()
+    if report.diagnostics:
         return None
-    special = own.special()
     return Request(
-        str(name.value),
+        manifest.name,
         tuple(found),
         config.configs,
         config.memory_mb,
@@ -104,44 +105,43 @@ def _request(root: YamlNode, catalog: Catalog, report: Report) -> Request | None
     )
 
 
-def _items(root: YamlNode, key: str) -> list[YamlNode]:
+def _kernel_type(entry: YamlNode) -> type[OpKernel | SourceKernel]:
+    return SourceKernel if entry.kind == "map" and "source" in entry.value else OpKernel
+
+
+def _items(root: YamlNode, key: str) -> list[tuple[str, YamlNode]]:
+    """Returns the entries of a list, each with its name in messages."""
     node = root.get(key)
-    return list(node.value) if node is not None and node.kind == "seq" else []
+    return (
+        [(f"{key}[{i}]", item) for i, item in enumerate(node.value)] if node is not None and node.kind == "seq" else []
+    )
 
 
-def _entries(
-    root: YamlNode, catalog: Catalog, report: Report, choice: kernels.Choice
-) -> tuple[list[Kernel], list[sources.ReferenceCheck]]:
+def _entries(root: YamlNode, context: Context) -> tuple[list[Kernel], list[sources.ReferenceCheck]]:
+    report = context.report
     found: list[Kernel] = []
     checks: list[sources.ReferenceCheck] = []
     programs: dict[str, tuple[str, YamlNode]] = {}
-    named: dict[str, kernels.NamedKernel] = {}
-    shared = sizes.read(root, report)
-    for entry in _items(root, "graphs"):
-        found += graphs.expand(entry, catalog, report, shared, choice)
-        if len(found) > kernels.MAX_KERNELS:
-            report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
-            break
-    for entry in _items(root, "kernels"):
-        if entry.kind == "map" and entry.get("source") is not None:
-            of_source, compared = sources.SourceEntry(entry, catalog, report, shared, choice).expand_source()
+    named: dict[str, tuple[KernelSpec, YamlNode]] = {}
+    for label, entry in (*_items(root, "graphs"), *_items(root, "kernels")):
+        if label.startswith("graphs"):
+            found += graphs.expand(entry, context, label)
+        elif _kernel_type(entry) is SourceKernel:
+            of_source, compared = sources.expand(entry, context, label)
             found += of_source
             checks += compared
             _check_names(of_source, entry, programs, report)
-            continue
-        expanded, names = kernels.expand(entry, catalog, report, shared, choice)
-        found += expanded
+        else:
+            expanded, names = kernels.expand(entry, context, label)
+            found += expanded
+            for name, spec, node in names:
+                first_spec, first_node = named.setdefault(name, (spec, node))
+                if first_spec != spec and id(node) not in report.wrong:
+                    message = f"kernel '{document.short(name)}' is already defined, with other content"
+                    report.fail(node, message, _first_is_at(first_node))
         if len(found) > kernels.MAX_KERNELS:
             report.fail(entry, f"the manifest names more than {kernels.MAX_KERNELS} kernels")
             break
-        for item in names:
-            first = named.setdefault(item.name, item)
-            if first.spec != item.spec and id(item.node) not in report.wrong:
-                report.fail(
-                    item.node,
-                    f"kernel '{document.short(item.name)}' is already defined, with other content",
-                    _first_is_at(first.node),
-                )
     return found, checks
 
 
@@ -154,5 +154,5 @@ def _check_names(
         id, first = known.setdefault(name, (kernel.spec.id, entry))
         if id != kernel.spec.id:
             hint = f"{_first_is_at(first)}; give each a name" if first is not entry else "use a variable in its name"
-            report.fail(entry.get("name") or entry, f"two kernels are named '{document.short(name)}'", hint)
+            report.fail(entry.at("name"), f"two kernels are named '{document.short(name)}'", hint)
             return

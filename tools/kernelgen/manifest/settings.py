@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from msgspec import UNSET
+from msgspec.structs import asdict
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.manifest import sizes
-from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.schema import Report
+from kernelgen.manifest.document import Report, YamlNode, short
 from kernelgen.manifest.sizes import SizeCondition
 from kernelgen.manifest.template import Value
-from kernelgen.targets import TARGETS, Target
-
-_SETTINGS = ("optlevel", "auto_cast", "auto_cast_type", "model_type", "lnc")
-# Settings that a kernel may set for itself; `lnc` joins cores for all kernels of a bundle.
-_OF_KERNELS = ("optlevel", "auto_cast", "auto_cast_type", "model_type")
+from kernelgen.manifest.types import Compiler, Entry, EntrySettings, Manifest
+from kernelgen.targets import TARGETS
 
 # Flags of neuronx-cc that a manifest sets by other keys, and flags that the build sets itself.
 _SAID_BY = {
@@ -38,118 +37,76 @@ Changes = Mapping[str, Any]
 """Fields of a `CompileConfig` that differ for a kernel from its manifest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Settings of kernels with certain sizes.
-
-    Attributes:
-        condition: the condition on their sizes.
-        changes: the settings.
-    """
-
-    condition: SizeCondition
-    changes: Changes
-
-
-@dataclass(frozen=True, slots=True)
 class ManifestSettings:
-    """The compile settings of a manifest's kernels.
-
-    Attributes:
-        configs: one per target.
-        memory_mb, cpus: resources that the scheduler reserves per compile; None for the target's figure.
-        cases: settings by size; the first case whose condition holds counts.
-    """
-
-    configs: tuple[CompileConfig, ...]
-    memory_mb: int | None
-    cpus: int | None
-    cases: tuple[Case, ...] = ()
-
-
-def read(root: YamlNode, report: Report) -> ManifestSettings:
-    """Returns the settings of a manifest that passed the schema check; adds mistakes to `report`."""
-    targets = _targets(root, report)
-    compiler = root.get("compiler")
-    if compiler is None or compiler.kind != "map":
-        return ManifestSettings(tuple(CompileConfig.make(t.name) for t in targets), None, None)
-    given = {key: entry.node for key, entry in compiler.value.items() if id(entry.node) not in report.wrong}
-    _check(given, targets, report, cast_is_known=_cast_is_known(compiler, report))
-    flags = _extra_flags(given.get("extra_flags"), report)
-    memory, cpus = given.get("memory_per_compile"), given.get("cpus_per_compile")
-    if any(id(node) in report.wrong for node in given.values()):
-        return ManifestSettings((), None, None)
-    settings = {key: given[key].value for key in _SETTINGS if key in given}
-    return ManifestSettings(
-        tuple(CompileConfig.make(t.name, extra_flags=flags, **settings) for t in targets),
-        megabytes(memory.text) if memory else None,
-        int(cpus.value) if cpus else None,
-        _cases(compiler, targets, report),
-    )
-
-
-def _cases(compiler: YamlNode, targets: list[Target], report: Report) -> tuple[Case, ...]:
-    node = compiler.get("cases")
-    found = []
-    for item in node.value if node is not None and node.kind == "seq" else ():
-        if id(item) in report.wrong:
-            continue
-        condition = sizes.condition(item.get("when"), None, report)
-        changes = _changes(item, compiler, targets, report)
-        if changes == {} and set(item.value) == {"when"}:
-            report.fail(item, "a case without settings", f"it has {', '.join((*_OF_KERNELS, 'extra_flags'))}")
-        elif condition is not None and changes is not None:
-            found.append(Case(condition, changes))
-    return tuple(found)
-
-
-def _changes(node: YamlNode, compiler: YamlNode | None, targets: list[Target], report: Report) -> Changes | None:
-    """Returns the settings that kernels have for themselves, or None if one is wrong.
-
-    Args:
-        node: a mapping with settings.
-        compiler: the manifest's settings, which apply where `node` has none.
-        targets: the manifest's targets.
-        report: receives mistakes.
-    """
-    own = {key: node.value[key].node for key in (*_OF_KERNELS, "extra_flags") if key in node.value}
-    general = {} if compiler is None else {key: entry.node for key, entry in compiler.value.items()}
-    checked = {key: value for key, value in {**general, **own}.items() if key in _OF_KERNELS}
-    _check(checked, targets, report, cast_is_known=True, own=own)
-    flags = _extra_flags(own.get("extra_flags"), report)
-    if any(id(value) in report.wrong for value in own.values()):
-        return None
-    changes: dict[str, Any] = {key: own[key].value for key in _OF_KERNELS if key in own}
-    return changes | ({"extra_flags": flags} if "extra_flags" in own else {})
-
-
-class KernelSettings:
-    """The kernels that have their own settings: recorded while the entries of a manifest are read.
+    """The compile settings of a manifest's kernels, and of those that have their own, which entries note while they are read.
 
     A kernel has one set of settings in a bundle, however many entries and sizes request it: the settings in the entry itself;
     else the manifest's, if some request matches no case; else the first case's.
 
-    Args:
-        root: the manifest.
-        settings: the manifest's settings.
-        report: receives mistakes.
+    Attributes:
+        configs: one per target.
+        memory_mb, cpus: resources that the scheduler reserves per compile; None for the target's figure.
     """
 
-    def __init__(self, root: YamlNode, settings: ManifestSettings, report: Report) -> None:
-        compiler = root.get("compiler")
-        self._compiler = compiler if compiler is not None and id(compiler) not in report.wrong else None
-        self._settings = settings
-        self._targets = [TARGETS[c.target] for c in settings.configs]
+    def __init__(self, manifest: Manifest, node: YamlNode, report: Report) -> None:
+        """Reads a manifest's settings.
+
+        Args:
+            manifest: the manifest.
+            node: the place of its settings.
+            report: receives mistakes.
+        """
+        self._compiler = compiler = manifest.compiler
+        self._targets = manifest.targets
         self._report = report
         self._found: dict[str, tuple[int, Changes, YamlNode]] = {}
         self._met: set[int] = set()
+        self.memory_mb = megabytes(compiler.memory_per_compile) if compiler.memory_per_compile else None
+        self.cpus = compiler.cpus_per_compile or None
+        changes = self._changes(compiler, node, None)
+        self.configs = tuple(CompileConfig.make(target, **changes or {}) for target in manifest.targets)
+        self._cases: list[tuple[SizeCondition, Changes]] = []
+        for i, case in enumerate(compiler.cases):
+            item = node.at("cases", i)
+            condition = sizes.condition(item.at("when"), None, report)
+            changes = self._changes(case, item, compiler)
+            if changes == {}:
+                report.fail(item, "a case without settings", f"it has {', '.join(EntrySettings.__struct_fields__)}")
+            elif condition is not None and changes is not None:
+                self._cases.append((condition, changes))
 
-    def own(self, entry: YamlNode) -> Changes | None:
+    def _changes(self, settings: EntrySettings, node: YamlNode, general: Compiler | None) -> Changes | None:
+        """Returns the fields of a `CompileConfig` that settings give, or None if one is wrong.
+
+        Args:
+            settings: the settings.
+            node: their node.
+            general: the manifest's settings, which apply where `settings` has none; None if `settings` are these.
+        """
+        report = self._report
+        before = len(report.diagnostics)
+        fields = {*EntrySettings.__struct_fields__, "lnc"}
+        changes = {field: value for field, value in asdict(settings).items() if field in fields and value is not UNSET}
+        _check_cast(settings, node, general, self._targets, report)
+        if "lnc" in changes:
+            without = [name for name in self._targets if changes["lnc"] not in TARGETS[name].lnc_choices]
+            if without:
+                choices = ", ".join(map(str, TARGETS[without[0]].lnc_choices))
+                report.fail(
+                    node.at("lnc"),
+                    f"lnc {changes['lnc']} is not for {', '.join(without)}: expected {choices}",
+                    "leave lnc out to take each target's own",
+                )
+        if "extra_flags" in changes:
+            _check_flags(node.at("extra_flags"), report)
+            changes["extra_flags"] = tuple(changes["extra_flags"])
+        return changes if len(report.diagnostics) == before else None
+
+    def own(self, entry: Entry, node: YamlNode) -> Changes | None:
         """Returns an entry's own settings, or None if it has none or a mistake in them."""
-        node = entry.get("compiler")
-        if node is None or id(node) in self._report.wrong:
+        if entry.compiler is UNSET:
             return None
-        return _changes(node, self._compiler, self._targets, self._report)
+        return self._changes(entry.compiler, node.at("compiler"), self._compiler)
 
     def note(self, kernel: str, entry: YamlNode, values: Mapping[str, Value], own: Changes | None) -> None:
         """Records that an entry requests a kernel.
@@ -163,7 +120,7 @@ class KernelSettings:
         Raises:
             TemplateError: a case's condition can't be computed.
         """
-        if own is None and not self._settings.cases:
+        if own is None and not self._cases:
             return
         rank, changes = (-1, own) if own is not None else self._case(values)
         known = self._found.setdefault(kernel, (rank, changes, entry))
@@ -171,88 +128,57 @@ class KernelSettings:
             self._found[kernel] = (rank, changes, entry)
         elif rank == known[0] and changes != known[1]:
             message = f"the kernel {kernel} has other settings in the entry at {known[2].location}"
-            self._report.fail(entry.get("compiler") or entry, message, "a bundle has a kernel once: give both the same")
+            self._report.fail(entry.at("compiler"), message, "a bundle has a kernel once: give both the same")
 
     def _case(self, values: Mapping[str, Value]) -> tuple[int, Changes]:
         first: tuple[int, Changes] | None = None
-        for number, case in enumerate(self._settings.cases, 1):
-            if case.condition.names <= values.keys():
+        for number, (condition, changes) in enumerate(self._cases, 1):
+            if condition.names <= values.keys():
                 self._met.add(number)
-                if case.condition.holds(values) and first is None:
-                    first = number, case.changes
+                if condition.holds(values) and first is None:
+                    first = number, changes
         return first or (0, {})
 
     def special(self) -> tuple[tuple[str, tuple[CompileConfig, ...]], ...]:
         """Returns the kernels whose settings differ from the manifest's, for `Request`; call it after all entries are read."""
-        for number, case in enumerate(self._settings.cases, 1):
+        for number, (condition, _) in enumerate(self._cases, 1):
             if number not in self._met and not self._report.diagnostics:
-                names = " and ".join(sorted(case.condition.names)) or "no variable"
-                self._report.fail(case.condition.node, f"no entry has {names}", sizes.UNKNOWN_HINT)
-        configs = self._settings.configs
+                names = " and ".join(sorted(condition.names)) or "no variable"
+                self._report.fail(condition.node, f"no entry has {names}", sizes.UNKNOWN_HINT)
+        configs = self.configs
         made = {id: tuple(replace(c, **changes) for c in configs) for id, (_, changes, _) in self._found.items()}
         return tuple((id, own) for id, own in sorted(made.items()) if own != configs)
 
 
-def _targets(root: YamlNode, report: Report) -> list[Target]:
-    node = root.get("targets")
-    if node is None or node.kind != "seq":
-        return []
-    return [TARGETS[item.value] for item in node.value if id(item) not in report.wrong]
-
-
-def _cast_is_known(compiler: YamlNode, report: Report) -> bool:
-    node = compiler.get("auto_cast")
-    return node is None or id(node) not in report.wrong
-
-
-def _check(
-    given: dict[str, YamlNode],
-    targets: list[Target],
-    report: Report,
-    *,
-    cast_is_known: bool,
-    own: Mapping[str, YamlNode] | None = None,
+def _check_cast(
+    settings: EntrySettings, node: YamlNode, general: Compiler | None, targets: Sequence[str], report: Report
 ) -> None:
-    """Reports contradictions; `own` are the settings whose mistakes are reported, or None for all."""
-    cast_type, cast = given.get("auto_cast_type"), given.get("auto_cast")
-    if own is not None and "auto_cast_type" not in own and cast_type is not None:
-        if "auto_cast" in own and cast is not None and cast.value == "none":
-            report.fail(cast, f"auto_cast none contradicts auto_cast_type {cast_type.value}, which all kernels have")
-    elif cast_type is not None and cast_is_known:
-        if cast is None or cast.value == "none":
-            said = "none, its default" if cast is None else "none"
-            report.fail(
-                cast_type,
-                f"auto_cast_type {cast_type.value} contradicts auto_cast: {said}",
-                "set auto_cast to matmult or all, or remove auto_cast_type",
-            )
-        elif cast_type.value.startswith("fp8"):
-            without = [t.name for t in targets if not t.fp8]
-            if without:
-                report.fail(
-                    cast_type,
-                    f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no fp8: {cast_type.value}",
-                )
-    lnc = given.get("lnc")
-    if lnc is not None:
-        without = [t.name for t in targets if lnc.value not in t.lnc_choices]
+    """Reports a type to cast to that contradicts what is cast, or that a target lacks; see `_changes` for the arguments."""
+    cast = settings.auto_cast or (general.auto_cast if general else UNSET)
+    cast_type = settings.auto_cast_type or (general.auto_cast_type if general else UNSET)
+    if cast_type is UNSET:
+        return
+    place = node.at("auto_cast_type")
+    if cast in (UNSET, "none"):
+        if settings.auto_cast_type is UNSET and settings.auto_cast is not UNSET:
+            message = f"auto_cast none contradicts auto_cast_type {cast_type}, which all kernels have"
+            report.fail(node.at("auto_cast"), message)
+        elif settings.auto_cast_type is not UNSET:
+            value = "none, its default" if cast is UNSET else "none"
+            hint = "set auto_cast to matmult or all, or remove auto_cast_type"
+            report.fail(place, f"auto_cast_type {cast_type} contradicts auto_cast: {value}", hint)
+    elif cast_type.startswith("fp8") and settings.auto_cast_type is not UNSET:
+        without = [name for name in targets if not TARGETS[name].fp8]
         if without:
-            choices = ", ".join(map(str, TARGETS[without[0]].lnc_choices))
-            report.fail(
-                lnc,
-                f"lnc {lnc.value} is not for {', '.join(without)}: expected {choices}",
-                "leave lnc out to take each target's own",
-            )
+            report.fail(place, f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} no fp8: {cast_type}")
 
 
-def _extra_flags(node: YamlNode | None, report: Report) -> tuple[str, ...]:
-    """Returns the flags; each is `--name`, `--name=value`, or a value after its flag."""
-    if node is None:
-        return ()
+def _check_flags(node: YamlNode, report: Report) -> None:
+    """Reports flags that are not the user's; each is `--name`, `--name=value`, or a value after its flag."""
     seen: dict[str, str] = {}
     takes_value = False
     for item in node.value:
-        text = str(item.value)
+        text = item.text
         if not text.startswith("-"):
             if not takes_value:
                 report.fail(
@@ -275,7 +201,6 @@ def _extra_flags(node: YamlNode | None, report: Report) -> tuple[str, ...]:
         elif name in seen:
             report.fail(item, f"'{short(text)}' is given twice, first as '{short(seen[name])}'")
         seen.setdefault(name, text)
-    return tuple(str(item.value) for item in node.value)
 
 
 def megabytes(text: str) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.schema import Report
+from kernelgen.manifest.document import Report, YamlNode, short
 from kernelgen.manifest.template import Template, TemplateError, Value
 
 _OPERATORS: Mapping[str, Callable[[int, int], bool]] = {
@@ -59,54 +58,22 @@ class SizeCondition:
         return self.compare(left, right)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The variables of a manifest's entries.
-
-    Attributes:
-        variables: their values, by name.
-        conditions: conditions on them; a condition does not apply to an entry that lacks one of its variables.
-    """
-
-    variables: Mapping[str, list[Value]] = field(default_factory=dict)
-    conditions: tuple[SizeCondition, ...] = ()
-
-
-NO_SIZES = Sizes()
-
-
-def read(root: YamlNode, report: Report) -> Sizes:
-    """Returns the sizes of a manifest that passed the schema check; adds mistakes to `report`."""
-    node = root.get("sizes")
-    variables: dict[str, list[Value]] = {}
-    if node is not None and node.kind == "map":
-        for name, item in node.value.items():
-            if id(item.node) not in report.wrong and id(item.key) not in report.wrong:
-                variables[name] = [value.value for value in item.node.value]
-    known = node is None or id(node) not in report.wrong
-    return Sizes(variables, conditions(root.get("where"), variables if known else None, report))
-
-
-def conditions(node: YamlNode | None, known: Collection[str] | None, report: Report) -> tuple[SizeCondition, ...]:
-    """Returns the comparisons of a `where:`; adds mistakes to `report`.
-
-    Args:
-        node: the list, or None.
-        known: the valid variables; None if they are not available.
-        report: receives mistakes.
-    """
-    if node is None or node.kind != "seq":
-        return ()
-    found = (condition(item, known, report) for item in node.value if id(item) not in report.wrong)
+def conditions(node: YamlNode | None, known: Collection[str], report: Report) -> tuple[SizeCondition, ...]:
+    """Returns the comparisons of a `where:` with these variables; adds mistakes to `report`."""
+    found = (condition(item, known, report) for item in (node.value if node else ()))
     return tuple(one for one in found if one is not None)
 
 
 def condition(item: YamlNode, known: Collection[str] | None, report: Report) -> SizeCondition | None:
-    """Returns a comparison, or None if it has a mistake; see `conditions` for the arguments."""
+    """Returns a comparison, or None if it has a mistake.
+
+    Args:
+        item: its node.
+        known: the valid variables; None if they are not available.
+        report: receives mistakes.
+    """
     match = _COMPARISON.fullmatch(item.text)
-    if match is None:
-        report.fail(item, f"expected a comparison as 'n_outputs <= n_tokens', not '{short(item.text)}'")
-        return None
+    assert match is not None
     try:
         left, right = (Template("${" + side.strip() + "}") for side in match.group(1, 3))
     except TemplateError as error:

@@ -6,25 +6,26 @@ import hashlib
 import math
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from msgspec import UNSET
 
 from kernelgen.emitters.library import Library, dependencies
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.scan import of_function
 from kernelgen.errors import KernelgenError
 from kernelgen.manifest.document import YamlNode, short
-from kernelgen.manifest.kernels import KernelEntry
+from kernelgen.manifest.kernels import Context, Expansion
+from kernelgen.manifest.reading import read
 from kernelgen.manifest.template import Value
+from kernelgen.manifest.types import SourceKernel
 from kernelgen.plan import Kernel
 from kernelgen.spec.arrays import ArrayDesc
 from kernelgen.spec.kernel import SourceSpec, static
 
-ONLY_OF_OPS = ("output", "languages")
-
-_SOURCE = re.compile(r"(?P<file>[^:]+\.py):(?P<function>[A-Za-z_][A-Za-z0-9_]*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -55,17 +56,31 @@ def _plain(path: str) -> PurePosixPath:
     return PurePosixPath(posixpath.normpath(path))
 
 
-class SourceEntry(KernelEntry):
-    """An entry with the key `source` during its expansion."""
+def expand(node: YamlNode, context: Context, label: str) -> tuple[list[Kernel], list[ReferenceCheck]]:
+    """Returns the kernels of one entry and their references; adds mistakes to the report, and a mistake gives no kernel.
 
-    def expand_source(self) -> tuple[list[Kernel], list[ReferenceCheck]]:
-        """Returns the entry's kernels and their references; empty if it has a mistake."""
-        self._read_variables()
-        self._only_own_keys()
-        registration = self._registration()
+    Args:
+        node: an item of `kernels:` with the key `source`.
+        context: what else its kernels depend on.
+        label: the item's name in messages.
+    """
+    entry = read(node, SourceKernel, label, context.report)
+    return ([], []) if entry is None else _SourceExpansion(entry, node, context).expand()
+
+
+class _SourceExpansion(Expansion):
+    templated = ("name", "inputs", "outputs", "params", "grid", "env")
+
+    def __init__(self, entry: SourceKernel, node: YamlNode, context: Context) -> None:
+        super().__init__(entry, node, context)
+        self.entry = entry
+
+    def expand(self) -> tuple[list[Kernel], list[ReferenceCheck]]:
+        self.read_variables()
+        registration = self._registration(self.entry.source, "source")
         checks: list[ReferenceCheck] = []
         kernels: list[Kernel] = []
-        for values in self._combinations():
+        for values in self.combinations():
             spec = self._source_spec(values)
             if spec is None or registration is None:
                 break
@@ -80,89 +95,70 @@ class SourceEntry(KernelEntry):
                 checks.append(replace(tolerance, kernel=backward[0].spec.id, file=None, function="", forward=spec.id))
         return (kernels, checks) if self.good else ([], [])
 
-    def _only_own_keys(self) -> None:
-        if "op" in self.entry.value:
-            self.fail(self.entry.value["op"].key, "'op' and 'source' are two names of a kernel", "remove one of them")
-        for key in ONLY_OF_OPS:
-            if key in self.entry.value:
-                hint = "a kernel that is named by its source has outputs, a list" if key == "output" else None
-                self.fail(self.entry.value[key].key, f"'{key}' is a key of kernels that an op names", hint)
-        if self.entry.get("outputs") is None:
-            self.fail(self.entry, "key 'outputs' is missing", "outputs: the results, a list of arrays")
-
     def _for_targets(self, spec: SourceSpec, registration: Registration) -> list[Kernel]:
         """Returns the kernel: one for all targets, or one per target if NKI's compiler makes it, which compiles for one target."""
         made = Kernel(spec, registration.module, self._library(spec), language=registration.language)
         if spec.lowering == "interpreted":
-            if "prebuilt" in self.entry.value:
-                self.fail(self.entry.value["prebuilt"].key, "'prebuilt' is a key of kernels with the lowering 'native'")
+            if self.entry.prebuilt:
+                self.fail(self.node.keys["prebuilt"], "'prebuilt' is a key of kernels with the lowering 'native'")
             return [made]
         if made.language != "nki":
-            self.fail(self._need("lowering"), f"only a kernel in NKI has the lowering 'native', and {spec.file} is not")
+            message = f"only a kernel in NKI has the lowering 'native', and {spec.file} is not"
+            self.fail(self.node.at("lowering"), message)
         prebuilt = self._prebuilt(spec)
-        return [replace(made, targets=(target,), prebuilt=prebuilt) for target in self.choice.targets]
+        return [replace(made, targets=(target,), prebuilt=prebuilt) for target in self.context.targets]
 
     def _prebuilt(self, spec: SourceSpec) -> str:
         """Returns the plan's name for the folder with the output of NKI's compiler, and registers the folder in the catalog."""
-        node = self.entry.get("prebuilt")
-        if node is not None and not self.usable(node):
-            return ""
-        folder = None if node is None else self._folder / node.text
+        name = self.entry.prebuilt
+        folder = self._folder / name if name else None
         other = self.catalog.prebuilt.setdefault(spec.id, folder)
         if (other and other.resolve()) != (folder and folder.resolve()):
             shown = [f"in {path}" if path else "now" for path in (other, folder)]
             self.fail(
-                node or self._need("source"),
+                self.node.at("prebuilt" if name else "source"),
                 f"kernel {spec.id} is to be made by NKI's own compiler in two ways: {shown[0]}, and {shown[1]}",
                 "give both entries the same `prebuilt`",
             )
-        return "" if node is None else self._named_folder(PurePosixPath(node.text).as_posix())
+        return self._named_folder(PurePosixPath(name).as_posix()) if name else ""
 
     def _backward(self, spec: SourceSpec, values: Mapping[str, Value]) -> list[Kernel] | None:
         """Returns the kernel that computes the inputs' gradients from the inputs and the results' gradients."""
-        node = self.entry.get("vjp")
-        found = self._registration("vjp")
-        if node is None or found is None:
+        if not self.entry.vjp:
+            return None
+        node, found = self.node.at("vjp"), self._registration(self.entry.vjp, "vjp")
+        if found is None:
             return None
         gradients = tuple(a for a in spec.inputs if a.is_float)
         if not gradients or not all(a.is_float for a in spec.outputs):
             self.fail_with(values, node, "only a kernel of floats has a backward kernel")
             return None
-        source = PurePosixPath(node.text).as_posix()
+        source = PurePosixPath(self.entry.vjp).as_posix()
         inputs = (*spec.inputs, *spec.outputs)
         made = replace(
             spec, name=f"{spec.name}.vjp", source=source, inputs=inputs, outputs=gradients, alias=(), arguments=()
         )
         return self._for_targets(made, found)
 
-    def _registration(self, key: str = "source") -> Registration | None:
-        node = self.entry.get(key)
-        if node is None or not self.usable(node):
-            return None
-        match = _SOURCE.fullmatch(node.text)
-        if match is None:
-            self.fail(node, f"'{short(node.text)}' is not a function of a file", "write FILE.py:FUNCTION")
-            return None
-        if PurePosixPath(match["file"]).is_absolute():
-            self.fail(node, f"'{short(node.text)}' is not relative to the manifest's folder")
+    def _registration(self, text: str, key: str) -> Registration | None:
+        """Returns the registration of the function `FILE.py:FUNCTION` that a key names."""
+        node = self.node.at(key)
+        file, _, function = text.rpartition(":")
+        if PurePosixPath(file).is_absolute():
+            self.fail(node, f"'{short(text)}' is not relative to the manifest's folder")
             return None
         try:
-            found = of_function(self._folder / match["file"], match["function"])
+            found = of_function(self._folder / file, function)
         except KernelgenError as error:
             (mistake, *_) = error.diagnostics
             place = f" ({mistake.location})" if mistake.location else ""
             self.fail(node, f"{mistake.message}{place}", mistake.hint)
             return None
-        package = self._package
-        return found if package is None else self._in_package(package, node, match["file"], found)
+        return self._in_package(node, file, found) if self.entry.package else found
 
-    @property
-    def _package(self) -> YamlNode | None:
-        node = self.entry.get("package")
-        return node if node is not None and self.usable(node) else None
-
-    def _in_package(self, package: YamlNode, node: YamlNode, source: str, found: Registration) -> Registration | None:
+    def _in_package(self, node: YamlNode, source: str, found: Registration) -> Registration | None:
         """Returns the registration of a function under its module's name in the package, if all its files are in the package."""
+        package = self.node.at("package")
         root, file = _plain(package.text), _plain(source)
         if not (self._folder / root).is_dir():
             self.fail(package, f"there is no folder '{short(package.text)}'")
@@ -199,18 +195,18 @@ class SourceEntry(KernelEntry):
     @property
     def _folder(self) -> Path:
         """The manifest's folder."""
-        return Path(self.entry.file).parent
+        return Path(self.node.file).parent
 
     def _library(self, spec: SourceSpec) -> str:
         """Returns the plan's name for the folder of a kernel's file, or for its package, and registers it in the catalog."""
-        package = self._package
-        folder = PurePosixPath(spec.file).parent if package is None else _plain(package.text)
-        name = self._named_folder(folder.as_posix(), package is not None)
-        root = None if package is None else self._folder / folder
+        package = self.entry.package
+        folder = _plain(package) if package else PurePosixPath(spec.file).parent
+        name = self._named_folder(folder.as_posix(), bool(package))
+        root = self._folder / folder if package else None
         former = self.catalog.packages.setdefault(spec.id, root)
         if (former and former.resolve()) != (root and root.resolve()):
             self.fail(
-                package or self._need("source"),
+                self.node.at("package" if package else "source"),
                 f"kernel {spec.id} has two packages: {former or 'none'}, and {root or 'none'}",
                 "give both entries the same `package`",
             )
@@ -218,7 +214,7 @@ class SourceEntry(KernelEntry):
         other = self.catalog.files.setdefault(spec.id, file)
         if other.resolve() != file.resolve():
             self.fail(
-                self._need("source"),
+                self.node.at("source"),
                 f"kernel {spec.id} is named by two files: {other} and {file}",
                 "give one of the kernels another name",
             )
@@ -228,149 +224,112 @@ class SourceEntry(KernelEntry):
         """Returns the plan's name for a folder, given relative to the manifest's, and registers the folder in the catalog."""
         plain = re.fullmatch("[A-Za-z0-9_]+", folder) and not package
         part = folder if plain else hashlib.sha256(f"{folder}{'/*' if package else ''}".encode()).hexdigest()[:8]
-        name = f"{self.choice.manifest}.{part}"
+        name = f"{self.context.manifest}.{part}"
         self.catalog.sources.setdefault(name, Library(name, self._folder / folder, package))
         return name
 
     # --- values ----------------------------------------------------------------------------------------------------------
 
-    def _texts(self) -> Iterator[YamlNode]:
-        yield from super()._texts()
-        for key in ("outputs", "grid"):
-            node = self.entry.get(key)
-            if node is not None and node.kind == "seq":
-                yield from node.value
-        env = self.entry.get("env")
-        if env is not None and env.kind == "map":
-            yield from (item.node for item in env.value.values())
-        params = self.entry.get("params")
-        if params is not None and params.kind == "map":
-            for item in params.value.values():
-                if item.node.kind == "seq":
-                    yield from item.node.value
-
     def _source_spec(self, values: Mapping[str, Value]) -> SourceSpec | None:
         inputs, outputs = self._arrays("inputs", values), self._arrays("outputs", values)
-        params = {name: self._argument(node, values) for name, node in self._items("params")}
-        env = {name: self._text(node, values) for name, node in self._items("env")}
+        params = {name: self._argument(item, values) for name, item in self._items("params")}
+        # Keep the text as written: an environment variable is a text.
+        env = {k: str(self.fill(item, values)) if "${" in item.text else item.text for k, item in self._items("env")}
         grid = self._grid(values)
         name = self._name(values)
         alias = self._aliases(inputs, outputs)
-        arguments = self._names(inputs, params)
-        lowering = self.entry.get("lowering")
-        if not self.good or name is None or not outputs:
+        self._check_arguments(inputs, params)
+        if not self.good:
             return None
         return SourceSpec(
             name,
-            PurePosixPath(self._need("source").text).as_posix(),
+            PurePosixPath(self.entry.source).as_posix(),
             tuple(inputs),
             tuple(outputs),
             tuple(sorted(params.items())),
             grid,
             tuple(sorted(env.items())),
             alias,
-            "interpreted" if lowering is None else lowering.text,
-            arguments,
+            self.entry.lowering,
+            tuple(self.entry.arguments),
         )
 
-    def _items(self, key: str) -> Iterator[tuple[str, YamlNode]]:
-        node = self.entry.get(key)
-        if node is not None and node.kind == "map":
-            for name, item in node.value.items():
-                if self.usable(item.node) and self.usable(item.key):
-                    yield name, item.node
-                else:
-                    self.good = False
+    def _items(self, key: str) -> list[tuple[str, YamlNode]]:
+        node = self.node.get(key)
+        return [] if node is None else list(node.value.items())
 
     def _arrays(self, key: str, values: Mapping[str, Value]) -> list[ArrayDesc]:
-        node = self.entry.get(key)
         found: list[ArrayDesc] = []
-        for item in node.value if node is not None and node.kind == "seq" else ():
-            if item.kind == "scalar" and item.value is None:
-                self.fail(item, "an array can't be absent: leave it out, or make it a parameter")
-                continue
-            text = self._fill(item, values) if self.usable(item) else None
+        for item in self.node.at(key).value:
+            text = self.fill(item, values)
             if text is None:
-                self.good = False
                 continue
             try:
                 found.append(ArrayDesc.parse(str(text)))
             except ValueError as error:
                 message = f"{error}, not '{short(str(text))}'" if "expected" in str(error) else str(error)
-                if id(item) in self.templates:
-                    self.fail_with(values, item, message)
-                else:
-                    self.fail(item, message)
+                self.fail_filled(values, item, message)
         return found
 
     def _argument(self, node: YamlNode, values: Mapping[str, Value]) -> Any:
         if node.kind == "seq":
             return tuple(self._argument(item, values) for item in node.value)
-        value = self._fill(node, values)
+        value = self.fill(node, values)
         if isinstance(value, float) and not math.isfinite(value):
             self.fail(node, f"a static argument is a finite number, not {short(node.text)}")
         return static(value)
 
-    def _text(self, node: YamlNode, values: Mapping[str, Value]) -> str:
-        # Keep the text as written: an environment variable is a text.
-        return str(self._fill(node, values)) if id(node) in self.templates else node.text
-
     def _grid(self, values: Mapping[str, Value]) -> tuple[int, ...]:
-        node = self.entry.get("grid")
         found = []
-        for item in node.value if node is not None and node.kind == "seq" else ():
-            value = self._fill(item, values) if self.usable(item) else None
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**16:
+        for i in range(len(self.entry.grid)):
+            item = self.node.at("grid", i)
+            value = self.fill(item, values)
+            if isinstance(value, int) and 0 < value < 2**16:
+                found.append(value)
+            else:
                 self.fail_with(values, item, f"grid: expected a number of programs, not '{short(str(value))}'")
-                continue
-            found.append(value)
         return tuple(found)
 
-    def _names(self, inputs: list[ArrayDesc], params: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the names of the arguments that receive the inputs; empty if their order determines that."""
-        node = self.entry.get("arguments")
-        if node is None or not self.usable(node):
-            return ()
-        found = tuple(item.text for item in node.value)
-        lowering = self.entry.get("lowering")
-        if self.good and len(found) != len(inputs):
-            self.fail(node, f"arguments: {len(found)} names, and there are {len(inputs)} inputs: each has one")
-        for item in node.value:
-            if item.text in params:
-                self.fail(item, f"'{item.text}' is an input and one of the params")
-        if lowering is not None and lowering.text == "native":
+    def _check_arguments(self, inputs: list[ArrayDesc], params: Mapping[str, Any]) -> None:
+        """Checks the names of the arguments that receive the inputs."""
+        names = self.entry.arguments
+        if not names:
+            return
+        node = self.node.at("arguments")
+        if self.good and len(names) != len(inputs):
+            self.fail(node, f"arguments: {len(names)} names, and there are {len(inputs)} inputs: each has one")
+        for i, name in enumerate(names):
+            if name in params:
+                self.fail(node.at(i), f"'{name}' is an input and one of the params")
+        if self.entry.lowering == "native":
             self.fail(
-                self.entry.value["arguments"].key,
+                self.node.keys["arguments"],
                 "a kernel with the lowering 'native' receives its inputs by position",
                 "remove 'arguments', and have the inputs be the function's first arguments",
             )
-        return found
 
-    def _name(self, values: Mapping[str, Value]) -> str | None:
-        node = self.entry.get("name")
-        if node is None:
-            return self._need("source").text.rpartition(":")[2]
-        value = self._fill(node, values) if self.usable(node) else None
-        if value is None:
-            self.good = False
-            return None
-        if not _NAME.fullmatch(str(value)):
-            self.fail_with(
-                values,
-                node,
-                f"'{short(str(value))}' is not a name that a program can ask for: letters, digits, underscores, hyphens and "
-                "dots, beginning with a letter or an underscore, at most 100",
+    def _name(self, values: Mapping[str, Value]) -> str:
+        if not self.entry.name:
+            return self.entry.source.rpartition(":")[2]
+        node = self.node.at("name")
+        name = str(self.fill(node, values))
+        if self.good and not _NAME.fullmatch(name):
+            message = (
+                f"'{short(name)}' is not a name that a program can ask for: letters, digits, underscores, hyphens and dots, "
+                "beginning with a letter or an underscore, at most 100"
             )
-        return str(value)
+            self.fail_with(values, node, message)
+        return name
 
     def _aliases(self, inputs: list[ArrayDesc], outputs: list[ArrayDesc]) -> tuple[tuple[int, int], ...]:
-        node = self.entry.get("alias")
-        if node is None or not self.usable(node):
+        alias = self.entry.alias
+        if alias is UNSET:
             return ()
-        pairs = [("0", node)] if node.kind != "map" else [(k, item.node) for k, item in node.value.items()]
+        node = self.node.at("alias")
+        pairs = {"0": alias} if isinstance(alias, int) else alias
         found: dict[int, int] = {}
-        for text, item in pairs if self.good else ():
-            output, index = int(text), int(item.value)
+        for text, index in pairs.items() if self.good else ():
+            output, item = int(text), node.at(text) if isinstance(alias, dict) else node
             if output >= len(outputs):
                 self.fail(item, f"there is no output {output}: they are counted from 0 to {len(outputs) - 1}")
             elif index >= len(inputs):
@@ -385,21 +344,13 @@ class SourceEntry(KernelEntry):
     # --- check -----------------------------------------------------------------------------------------------------------
 
     def _check(self, spec: SourceSpec) -> ReferenceCheck | None:
-        node = self.entry.get("check")
-        if node is None or not self.usable(node):
+        check = self.entry.check
+        if check is UNSET:
             return None
-        reference = node.get("reference")
-        match = None if reference is None else _SOURCE.fullmatch(reference.text)
-        if reference is None or match is None:
-            self.fail(reference or node, "reference: expected a function of NumPy arrays", "write FILE.py:FUNCTION")
-            return None
-        file = self._folder / match["file"]
+        file, _, function = check.reference.rpartition(":")
         try:
-            of_function(file, match["function"])
+            of_function(self._folder / file, function)
         except KernelgenError as error:
-            self.fail(reference, error.diagnostics[0].message, error.diagnostics[0].hint)
+            self.fail(self.node.at("check", "reference"), error.diagnostics[0].message, error.diagnostics[0].hint)
             return None
-        given = {key: node.get(key) for key in ("rtol", "atol", "seed")}
-        return ReferenceCheck(
-            spec.id, file, match["function"], **{k: n.value for k, n in given.items() if n is not None}
-        )
+        return ReferenceCheck(spec.id, self._folder / file, function, check.rtol, check.atol, check.seed)

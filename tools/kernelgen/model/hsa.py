@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
@@ -22,16 +24,16 @@ from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.manifest import document, kernels
-from kernelgen.manifest.document import YamlEntry, YamlNode, short
-from kernelgen.manifest.schema import Report, describe
+from kernelgen.manifest.document import Report, YamlNode, short
+from kernelgen.manifest.reading import describe, read
 from kernelgen.model.reasons import Reasons
 from kernelgen.model.sources import MAX_JSON, read_json
 from kernelgen.spec.kernel import KernelSpec
 
-_TEXTS = ("kernel_name", "kernel_source", "arch", "output_tensor", "exported_name")
-_KEYS = (*_TEXTS, "input_tensors")
 _FREE = ("description", "comment")
 """Keys that the tool ignores, as it does keys that begin with `_`."""
+
+_Text = Annotated[str, Meta(pattern=r"\S", extra_json_schema={"patternErrorMessage": "text"})]
 
 _OPS = {
     **{f"ggml_op_{name}": name for name in ggml_ops.ENUM if name not in ("none", "unary", "glu")},
@@ -41,29 +43,28 @@ _OPS = {
 _STRIDED = re.compile(r"\s*\(([^()]*)\)\s*/\s*(\w+)\s*/\s*\(([^()]*)\)\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class HsaKernel:
-    """A kernel of a configuration, and its `exported_name`."""
-
-    spec: KernelSpec
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The kernels of a configuration.
+class HsaEntry(Struct, forbid_unknown_fields=True):
+    """An entry of `kernels`.
 
     Attributes:
-        kernels: one for each entry, in the file's order.
-        notes: messages about how the file was read.
+        kernel_name: such as ggml_op_add or ggml_unary_op_relu
+        kernel_source: the kernel's Python file
+        arch: the device
+        input_tensors: a list of tensors
+        output_tensor: a tensor
+        exported_name: the name that the backend asks for
     """
 
-    kernels: tuple[HsaKernel, ...]
-    notes: tuple[str, ...]
+    kernel_name: _Text
+    kernel_source: _Text
+    arch: _Text
+    input_tensors: list[_Text]
+    output_tensor: _Text
+    exported_name: _Text
 
 
-def read(path: Path, catalog: Catalog) -> Configuration:
-    """Reads a configuration.
+def read_kernels(path: Path, catalog: Catalog) -> tuple[list[tuple[KernelSpec, str]], tuple[str, ...]]:
+    """Returns each kernel of a configuration with its `exported_name`, and messages about how the file was read.
 
     Raises:
         KernelgenError: the file has mistakes; the error lists each with its place.
@@ -75,16 +76,14 @@ def read(path: Path, catalog: Catalog) -> Configuration:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
     read_json(data, file)
     # The YAML reader keeps the places of values and accepts JSON, except for tabs, which JSON allows between values.
-    parsed = document.parse(data.replace(b"\t", b" "), file)
-    if parsed.root is None or parsed.problems:
-        raise KernelgenError(parsed.problems)
     reader = _Reader(catalog)
-    found = reader.read(parsed.root)
+    root = document.parse(data.replace(b"\t", b" "), file, reader.report)
+    found = [] if root is None else reader.kernels(root)
     if reader.report.diagnostics:
         raise KernelgenError(sorted(reader.report.diagnostics, key=lambda d: (d.location, d.message)))
     many = "1 tensor has its strides" if reader.in_elements == 1 else f"{reader.in_elements} tensors have their strides"
     notes = (f"{file}: {many} in elements, not in bytes",) if reader.in_elements else ()
-    return Configuration(tuple(found), notes)
+    return found, notes
 
 
 class _Reader:
@@ -95,7 +94,7 @@ class _Reader:
         self._reasons = Reasons(catalog)
         self._exported: dict[tuple[str, str], tuple[KernelSpec, YamlNode]] = {}
 
-    def read(self, root: YamlNode) -> list[HsaKernel]:
+    def kernels(self, root: YamlNode) -> list[tuple[KernelSpec, str]]:
         listed = root.get("kernels")
         if listed is None or listed.kind != "seq" or not listed.value:
             self.report.fail(
@@ -104,71 +103,31 @@ class _Reader:
             return []
         return [kernel for entry in listed.value if (kernel := self._kernel(entry)) is not None]
 
-    def _kernel(self, entry: YamlNode) -> HsaKernel | None:
-        if entry.kind != "map":
-            self.report.fail(entry, f"a kernel is a mapping, not {describe(entry)}")
+    def _kernel(self, node: YamlNode) -> tuple[KernelSpec, str] | None:
+        if node.kind == "map":
+            node.value = {k: item for k, item in node.value.items() if k not in _FREE and not k.startswith("_")}
+        entry = read(node, HsaEntry, "the kernel", self.report)
+        if entry is None:
             return None
-        before = len(self.report.diagnostics)
-        self._check_keys(entry)
-        for key in _TEXTS:
-            self._check_text(entry.get(key), key)
-        inputs = entry.get("input_tensors")
-        if inputs is not None and self._check_list(inputs):
-            for i, item in enumerate(inputs.value):
-                self._check_text(item, f"input_tensors[{i}]")
-        op = self._op(entry.get("kernel_name"))
-        if len(self.report.diagnostics) > before or op is None or inputs is None:
-            return None
-        spec = self._spec(entry, op, inputs)
-        return None if spec is None else self._named(entry, spec)
-
-    def _check_keys(self, entry: YamlNode) -> None:
-        missing = [key for key in _KEYS if key not in entry.value]
-        for key, item in entry.value.items():
-            if key in _KEYS or key in _FREE or key.startswith("_"):
-                continue
-            near = did_you_mean(key, missing)
-            if near:
-                missing.remove(near.split("'")[1])
-            self.report.fail(item.key, f"unknown key '{short(key)}'{near}", f"a kernel has {', '.join(_KEYS)}")
-        if missing:
-            self.report.fail(entry, "the kernel has no '" + "', '".join(missing) + "'")
-
-    def _check_list(self, node: YamlNode) -> bool:
-        return node.kind == "seq" or self.report.fail(
-            node, f"input_tensors: expected a list of tensors, not {describe(node)}"
-        )
-
-    def _check_text(self, node: YamlNode | None, key: str) -> None:
-        if node is not None and (node.kind != "scalar" or not isinstance(node.value, str) or not node.value.strip()):
-            self.report.fail(node, f"{key}: expected text, not {describe(node)}")
-
-    def _op(self, node: YamlNode | None) -> YamlNode | None:
-        """Returns the op's name at the place of the kernel's name."""
-        if node is None or id(node) in self.report.wrong:
-            return None
-        op = _OPS.get(node.text.strip())
+        name = node.at("kernel_name")
+        op = _OPS.get(entry.kernel_name.strip())
         if op is None:
-            near = did_you_mean(node.text, _OPS)
-            self.report.fail(
-                node, f"unknown kernel '{short(node.text)}'{near}", "names are ggml_op_add, ggml_unary_op_relu, …"
-            )
+            near = did_you_mean(name.text, _OPS)
+            hint = "names are ggml_op_add, ggml_unary_op_relu, …"
+            self.report.fail(name, f"unknown kernel '{short(name.text)}'{near}", hint)
             return None
-        return _scalar(node, op)
+        spec = self._spec(node, _scalar(name, op), node.at("input_tensors"))
+        return None if spec is None else self._named(node, entry, spec)
 
     def _spec(self, entry: YamlNode, op: YamlNode, inputs: YamlNode) -> KernelSpec | None:
         """Returns the kernel, checked like an entry of a manifest."""
-        output = entry.get("output_tensor")
-        assert output is not None
         listed = YamlNode("seq", [self._tensor(item) for item in inputs.value], "", inputs.file, _mark(inputs))
-        result = self._tensor(output)
+        result = self._tensor(entry.at("output_tensor"))
         spec = self._of_other_types(op.text, [item.text for item in listed.value], result.text)
         if spec is not None:
             return spec
-        made = YamlNode("map", {}, "", entry.file, _mark(entry))
-        for key, node in (("op", op), ("inputs", listed), ("output", result)):
-            made.value[key] = YamlEntry(_scalar(node, key), node)
-        expanded, _ = kernels.expand(made, self._catalog, self.report)
+        made = YamlNode("map", {"op": op, "inputs": listed, "output": result}, "", entry.file, _mark(entry))
+        expanded, _ = kernels.expand(made, kernels.Context(self._catalog, self.report))
         found = expanded[0].spec if expanded else None
         assert found is None or isinstance(found, KernelSpec)
         return found
@@ -199,16 +158,14 @@ class _Reader:
         strides = ",".join(str(int(b) * size) for b in nb)
         return _scalar(node, f"({match[1]})/{match[2]}/({strides})")
 
-    def _named(self, entry: YamlNode, spec: KernelSpec) -> HsaKernel | None:
-        name, arch = entry.get("exported_name"), entry.get("arch")
-        assert name is not None
-        assert arch is not None
-        first, where = self._exported.setdefault((arch.text, name.text), (spec, name))
+    def _named(self, node: YamlNode, entry: HsaEntry, spec: KernelSpec) -> tuple[KernelSpec, str] | None:
+        name = node.at("exported_name")
+        first, where = self._exported.setdefault((entry.arch, name.text), (spec, name))
         if first != spec:
-            message = f"kernel '{short(name.text)}' is already defined for {short(arch.text)}, with other content"
+            message = f"kernel '{short(name.text)}' is already defined for {short(entry.arch)}, with other content"
             self.report.fail(name, message, f"the first is at {where.location}")
             return None
-        return HsaKernel(spec, name.text)
+        return spec, name.text
 
 
 def _scalar(at: YamlNode, text: str) -> YamlNode:

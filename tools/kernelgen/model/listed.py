@@ -64,8 +64,8 @@ def read(source: Source, catalog: Catalog) -> KernelList:
     """
     if source.kind is SourceKind.GRAPHS:
         return _graphs(source.path)
-    found = hsa.read(source.path, catalog)
-    return KernelList(tuple(ListedKernel(kernel.spec, kernel.name) for kernel in found.kernels), notes=found.notes)
+    found, notes = hsa.read_kernels(source.path, catalog)
+    return KernelList(tuple(ListedKernel(spec, name) for spec, name in found), notes=notes)
 
 
 def merge(lists: Sequence[KernelList], catalog: Catalog, cut: Cut | None = None) -> Derived:
