@@ -334,7 +334,7 @@ def add_op(tree: Tree) -> None:
 def add_lint_rule(tree: Tree, finds: str = "lambda m, target: iter(())") -> None:
     rule = f'Rule("kernelgen/added", {finds}, "nothing", "what is added", per_target=True),'
     head = "RULES: tuple[Rule, ...] = (\n"
-    tree.edit("tools/kernelgen/hlo/lint_rules.py", head, f"{head}    {rule}\n")
+    tree.edit("tools/kernelgen/hlo/lint.py", head, f"{head}    {rule}\n")
 
 
 def raise_version(tree: Tree) -> None:

@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from kernelgen.languages.emitting import targets
+from kernelgen.languages import targets
 from kernelgen.targets import TARGETS
 
 PARTITIONS = 128

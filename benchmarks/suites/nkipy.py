@@ -20,11 +20,11 @@ import numpy as np
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.languages import nki
+from kernelgen.languages import Call, nki
 from kernelgen.languages import numpy as kernels
 from kernelgen.languages.numpy import modules
 from kernelgen.languages.numpy.tensor import TracedArray, narrowed
-from kernelgen.lowering.function import Launch, lower_function
+from kernelgen.lowering.function import lower_function
 from nki_interpreter import language
 from nki_interpreter.isa import newer
 
@@ -147,9 +147,9 @@ def lowered(function: Callable[..., Any], bound: Bound, arrays: Sequence[Array])
         count = 0 if returned is None else len(returned) if isinstance(returned, tuple | list) else 1
         return returned
 
-    launch = Launch(tuple((a.shape, a.dtype.name) for a in arrays))
+    call = Call(tuple((a.shape, a.dtype.name) for a in arrays))
     try:
-        found = lower_function("numpy", kernel, launch, getattr(function, "__name__", "kernel"))
+        found = lower_function("numpy", kernel, call, getattr(function, "__name__", "kernel"))
     except KernelgenError as error:
         raise _plain(error) from error
     hlo = canonicalize(found.hlo, found.inputs, found.outputs, aliases=found.aliases)

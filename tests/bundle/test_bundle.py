@@ -86,7 +86,7 @@ def test_all_mistakes_at_once(kernels: Kernels) -> None:
     kernels.neffs[third].write_bytes(b"short")
     kernels.hlos[fourth].write_bytes(make_hlo(99))
     text = refused(kernels)
-    assert f"kernel {first} has no NEFF" in text
+    assert f"kernel {first}: there is no NEFF" in text
     assert f"kernel {second}: {kernels.neffs[second]}: No such file" in text
     assert f"kernel {third}: {kernels.neffs[third]}: not a NEFF" in text
     assert f"kernel {fourth}: {kernels.neffs[fourth]}: compiled from another HLO" in text

@@ -18,9 +18,8 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.lint import errors, lint
+from kernelgen.hlo.lint import RULES, WARNING, errors, lint
 from kernelgen.hlo.lint_checks import KNOWN_CUSTOM_CALLS
-from kernelgen.hlo.lint_rules import RULES, WARNING
 from kernelgen.targets import TARGETS
 
 FLOAT, INT = "float32", "int32"

@@ -11,9 +11,8 @@ from modules import module, set_shape
 from toys import canonical
 
 from kernelgen.hlo import lint_mx, proto
-from kernelgen.hlo.lint import errors, lint
+from kernelgen.hlo.lint import ERROR, RULES, WARNING, errors, lint
 from kernelgen.hlo.lint_checks import FP8_FLAG
-from kernelgen.hlo.lint_rules import ERROR, RULES, WARNING
 from kernelgen.hlo.linted import LintedModule
 from kernelgen.targets import TARGETS
 

@@ -15,6 +15,7 @@ from traced import run
 from kernelgen.emitters.loading import load_file
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo.canonicalize import canonicalize
+from kernelgen.languages import Call
 from kernelgen.languages.numpy import (
     all_reduce,
     constant,
@@ -29,14 +30,14 @@ from kernelgen.languages.numpy import (
     trace,
     zeros,
 )
-from kernelgen.lowering.function import Launch, lower_function
+from kernelgen.lowering.function import lower_function
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
 def lower(function: Callable[..., Any], *arrays: Any, targets: tuple[str, ...] = ()) -> Any:
-    launch = Launch(tuple((a.shape, a.dtype.name) for a in arrays), targets=targets)
-    return lower_function("numpy", function, launch, function.__name__)
+    call = Call(tuple((a.shape, a.dtype.name) for a in arrays), targets=targets)
+    return lower_function("numpy", function, call, function.__name__)
 
 
 def refusal(function: Callable[..., Any], *arrays: Any, targets: tuple[str, ...] = ()) -> str:

@@ -10,14 +10,15 @@ import numpy as np
 from kernelgen.hlo import execute
 from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import errors, lint
-from kernelgen.lowering.function import Launch, lower_function
+from kernelgen.languages import Call
+from kernelgen.lowering.function import lower_function
 from kernelgen.targets import TARGETS
 
 
 def run(function: Callable[..., Any], *arrays: np.ndarray[Any, Any], **keywords: Any) -> list[np.ndarray[Any, Any]]:
     """Returns a kernel's results and the new content of changed parameters, from the canonical HLO."""
-    launch = Launch(tuple((a.shape, a.dtype.name) for a in arrays), keywords=keywords)
-    lowered = lower_function("numpy", function, launch, function.__name__)
+    call = Call(tuple((a.shape, a.dtype.name) for a in arrays), keywords=keywords)
+    lowered = lower_function("numpy", function, call, function.__name__)
     hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)
     assert not errors(lint(hlo)) + errors(lint(hlo, TARGETS["trn2"]))
     return execute.run(hlo, arrays)

@@ -11,8 +11,8 @@ import pytest
 
 from kernelgen import languages
 from kernelgen.errors import KernelgenError
+from kernelgen.languages import Call
 from kernelgen.languages.nki import inline
-from kernelgen.languages.protocol import Call
 from nki_interpreter import kernel, loading
 from nki_interpreter.errors import LoadError, NkiError
 

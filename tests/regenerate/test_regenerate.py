@@ -66,8 +66,11 @@ def test_stale_files_are_named_and_written_anew(tree: Path, names: list[str]) ->
     good = {name: (tree / name).read_text() for name in names}
     stale = dict(good)
     for name in names:
-        for word in WORDS:
-            stale[name] = stale[name].replace(word, '"other"', 1)
+        if name.startswith("tests/data/"):
+            stale[name] = stale[name].replace('"hash": "', '"hash": "0', 1)
+        else:
+            for word in WORDS:
+                stale[name] = stale[name].replace(word, '"other"', 1)
         assert stale[name] != good[name], name
         (tree / name).write_text(stale[name])
     checked = run(tree, "--check")

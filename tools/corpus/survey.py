@@ -43,8 +43,7 @@ from kernelgen.cache import entry
 from kernelgen.errors import KernelgenError, printable
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.lint import lint
-from kernelgen.hlo.lint_rules import ERROR, WARNING
+from kernelgen.hlo.lint import ERROR, WARNING, lint
 from kernelgen.neff import container, description
 from kernelgen.targets import TARGETS
 

@@ -279,10 +279,6 @@ def _memory_mb(spec: Spec, config: CompileConfig, target: Target) -> int:
     return max(target.memory_per_compile_mb, COMPILE_MB + instructions(spec) * kilobytes // 1024)
 
 
-def _built_for(kernel: Kernel, targets: set[str]) -> Kernel:
-    return replace(kernel, targets=() if kernel.language == DEFAULT else tuple(sorted(targets)))
-
-
 def _language_json(kernel: Kernel) -> str:
     if kernel.language == DEFAULT:
         return ""
@@ -334,8 +330,9 @@ class Plan:
                     if known:
                         neff = replace(neff, memory_mb=max(memory, known.memory_mb), cpus=max(cpus, known.cpus))
                     neffs[neff.id] = neff
+        chosen = [kernels[id] for id in sorted(built_for)]
         return Plan(
-            tuple(_built_for(kernels[k], built_for[k]) for k in sorted(built_for)),
+            tuple(replace(k, targets=() if k.language == DEFAULT else tuple(sorted(built_for[k.id]))) for k in chosen),
             tuple(configs[k] for k in sorted(configs)),
             tuple(neffs[k] for k in sorted(neffs)),
             tuple(bundles[k] for k in sorted(bundles)),

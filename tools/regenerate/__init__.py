@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from regenerate import (
+    bundle_keys,
     costs,
-    graph_keys,
     languages,
     lint_rules,
     log_lines,
@@ -35,7 +35,8 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "rules/private/languages.bzl": lambda _: languages.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,
-    "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),
+    "tests/data/bundle-graph-keys.json": bundle_keys.render,
+    "tests/data/bundle-keys.json": bundle_keys.render,
     "tools/kernelgen/compilers/nki_driver.py": targets.native_driver,
     "tools/nki_interpreter/devices.py": lambda _: targets.nki(),
     "tools/kernelgen/manifest/manifest.schema.json": lambda _: manifest_schema.render(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelgen.hlo.lint_rules import RULES
+from kernelgen.hlo.lint import RULES
 
 HEAD = "| rule | what | severity | known from |\n|---|---|---|---|\n"
 

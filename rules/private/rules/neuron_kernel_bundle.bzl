@@ -4,28 +4,6 @@ load("//rules/private:providers.bzl", "NeuronBundleInfo", "NeuronNeffInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":compiler_flag.bzl", "CHOICES")
 
-def _flags(ctx, neffs):
-    """Returns the flags of a bundle without a plan. Fails if NEFFs have different flags and `flags` is not set."""
-    if not ctx.attr.manifest:
-        fail("{}: `entries` or `manifest` is needed".format(ctx.label))
-    if ctx.attr.flags:
-        for neff in neffs:
-            if ("--target", neff.target) not in zip(ctx.attr.flags, ctx.attr.flags[1:]):
-                fail("{}: flags are not for {}, for which {} is compiled".format(ctx.label, neff.target, neff.neff.basename))
-        return ctx.attr.flags
-    first = neffs[0]
-    for neff in neffs:
-        if neff.flags != first.flags:
-            fail("{}: a bundle's kernels are compiled with the same flags, or `flags` names those of most; {} has {}, {} has {}".format(
-                ctx.label,
-                first.neff.basename,
-                " ".join(first.flags),
-                neff.neff.basename,
-                " ".join(neff.flags),
-            ))
-
-    return first.flags
-
 def _own_flags(neff):
     return json.encode(neff.flags)
 
@@ -33,13 +11,14 @@ def _entries(ctx, neffs):
     """Returns the file with the bundle's entries: the plan's, or one that the attributes describe."""
     if ctx.file.entries:
         return ctx.file.entries
-    flags = _flags(ctx, neffs)
+    if not ctx.attr.manifest:
+        fail("{}: `entries` or `manifest` is needed".format(ctx.label))
     entries = ctx.actions.declare_file(ctx.label.name + ".entries.json")
     kernels = [
         {"flags": n.flags, "kernel": n.kernel.id, "noted": bool(n.kernel.notes), "spec": json.decode(n.kernel.spec)}
         for n in neffs
     ]
-    ctx.actions.write(entries, json.encode({"entries": kernels, "flags": flags, "format": 1, "name": ctx.attr.manifest}))
+    ctx.actions.write(entries, json.encode({"entries": kernels, "flags": ctx.attr.flags or neffs[0].flags, "format": 1, "name": ctx.attr.manifest}))
     return entries
 
 def _bundle(ctx, entries, neffs, output, form, what):
@@ -128,7 +107,7 @@ neuron_kernel_bundle_rule = rule(
     attrs = {
         "compiler": attr.string(values = [""] + CHOICES, doc = "Overrides the flag //rules:compiler for this bundle."),
         "entries": attr.label(allow_single_file = [".json"], doc = "The plan of the bundle, with a kernel for each of `neffs`. Without a plan, the other attributes describe the bundle."),
-        "flags": attr.string_list(doc = "The flags that the bundle records. Required if its kernels have different flags."),
+        "flags": attr.string_list(doc = "The flags that the bundle records as its own, without a plan; by default those of its first kernel."),
         "manifest": attr.string(doc = "The manifest's name; required without `entries`."),
         "neffs": attr.label_list(allow_empty = False, mandatory = True, providers = [NeuronNeffInfo], doc = "The kernels, compiled for one target."),
         "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),

@@ -62,61 +62,7 @@ def build(
         KernelgenError: kernels' files are missing, damaged or do not match each other; it lists all such mistakes.
         OSError: an output cannot be written.
     """
-    config = planned.config
-    file_name(planned.id)  # the id becomes part of file names
-    mistakes: list[Diagnostic] = []
-    distinct: dict[str, _Neff] = {}
-    files: list[_KernelFiles] = []
-    makers: dict[tuple[bool, str], str] = {}
-    # A bundle identifies a kernel by its spec; a plan's id also has the language.
-    entries = sorted(planned.entries, key=lambda entry: entry.spec.id.encode())
-    for entry in entries:
-        id, hlo, neff = entry.spec.id, hlos.get(entry.kernel), neffs.get(entry.kernel)
-        if (entry.config.target, entry.config.lnc) != (config.target, config.lnc):
-            raise KernelgenError(f"bundle {planned.id}: kernel {id} is compiled for another target or lnc")
-        if hlo is None or neff is None:
-            absent = [what for what, path in (("HLO", hlo), ("NEFF", neff)) if path is None]
-            mistakes.append(Diagnostic(f"bundle {planned.id}: kernel {id} has no {' and no '.join(absent)}"))
-            continue
-        try:
-            found = _read(entry, Path(hlo), Path(neff), distinct)
-        except KernelgenError as error:
-            mistakes += [Diagnostic(f"kernel {id}: {d.message}", d.location, d.hint) for d in error.diagnostics]
-        except OSError as error:
-            mistakes.append(Diagnostic(f"kernel {id}: {error.filename}: {error.strerror}"))
-        else:
-            files.append(found)
-            makers.setdefault((found.neff.simulated, found.neff.compiler), id)
-    if len(makers) > 1:
-        said = "; ".join(f"{id} by {identity}" for (_, identity), id in sorted(makers.items()))
-        mistakes.append(Diagnostic(f"bundle {planned.id}: its NEFFs were made by more than one compiler: {said}"))
-    if mistakes:
-        raise KernelgenError(mistakes)
-    specs = tuple(entry.spec for entry in entries)
-    index = KernelIndex.build(specs)  # refuses an empty bundle
-    simulated, identity = next(iter(makers))
-    contents = Contents(
-        BundleOrigin(
-            name=planned.name,
-            target=config.target,
-            lnc=config.lnc,
-            simulated=simulated,
-            compiler=compiler or identity,
-            flags=tuple(config.flags()),
-            version=kernelgen.__version__,
-            jax_version=jax_version or "unknown",
-        ),
-        index,
-        specs,
-        tuple(one.hlo for one in files),
-        tuple(neff.file for neff in distinct.values()),
-        tuple(one.neff.number for one in files),
-        notes=tuple(one.notes for one in files),
-        neff_memory=tuple(neff.memory for neff in distinct.values()),
-        special_flags=tuple(
-            (n, tuple(entry.config.flags())) for n, entry in enumerate(entries) if entry.config != config
-        ),
-    )
+    contents = _contents(planned, hlos, neffs, compiler, jax_version)
     if tree_path is not None:
         tree.write(tree_path, contents)
     if pack_path is not None:
@@ -148,13 +94,77 @@ class _KernelFiles:
     notes: str
 
 
-def _read(entry: Entry, hlo_path: Path, neff_path: Path, distinct: dict[str, _Neff]) -> _KernelFiles:
+def _contents(
+    planned: BundleEntries,
+    hlos: Mapping[str, Path | None],
+    neffs: Mapping[str, Path | None],
+    compiler: str | None,
+    jax_version: str,
+) -> Contents:
+    """Reads and checks all files of a bundle; see `build`."""
+    config = planned.config
+    file_name(planned.id)  # the id becomes part of file names
+    mistakes: list[Diagnostic] = []
+    distinct: dict[str, _Neff] = {}
+    files: list[_KernelFiles] = []
+    makers: dict[tuple[bool, str], str] = {}
+    # A bundle identifies a kernel by its spec; a plan's id also has the language.
+    entries = sorted(planned.entries, key=lambda entry: entry.spec.id.encode())
+    for entry in entries:
+        id, hlo, neff = entry.spec.id, hlos.get(entry.kernel), neffs.get(entry.kernel)
+        if (entry.config.target, entry.config.lnc) != (config.target, config.lnc):
+            raise KernelgenError(f"bundle {planned.id}: kernel {id} is compiled for another target or lnc")
+        try:
+            found = _read(entry, hlo, neff, distinct)
+        except KernelgenError as error:
+            mistakes += [Diagnostic(f"kernel {id}: {d.message}", d.location, d.hint) for d in error.diagnostics]
+        except OSError as error:
+            mistakes.append(Diagnostic(f"kernel {id}: {error.filename}: {error.strerror}"))
+        else:
+            files.append(found)
+            makers.setdefault((found.neff.simulated, found.neff.compiler), id)
+    if len(makers) > 1:
+        said = "; ".join(f"{id} by {identity}" for (_, identity), id in sorted(makers.items()))
+        mistakes.append(Diagnostic(f"bundle {planned.id}: its NEFFs were made by more than one compiler: {said}"))
+    if mistakes:
+        raise KernelgenError(mistakes)
+    specs = tuple(entry.spec for entry in entries)
+    index = KernelIndex.build(specs)  # refuses an empty bundle
+    simulated, identity = next(iter(makers))
+    return Contents(
+        BundleOrigin(
+            name=planned.name,
+            target=config.target,
+            lnc=config.lnc,
+            simulated=simulated,
+            compiler=compiler or identity,
+            flags=tuple(config.flags()),
+            version=kernelgen.__version__,
+            jax_version=jax_version or "unknown",
+        ),
+        index,
+        specs,
+        tuple(one.hlo for one in files),
+        tuple(neff.file for neff in distinct.values()),
+        tuple(one.neff.number for one in files),
+        notes=tuple(one.notes for one in files),
+        neff_memory=tuple(neff.memory for neff in distinct.values()),
+        special_flags=tuple(
+            (n, tuple(entry.config.flags())) for n, entry in enumerate(entries) if entry.config != config
+        ),
+    )
+
+
+def _read(entry: Entry, hlo_path: Path | None, neff_path: Path | None, distinct: dict[str, _Neff]) -> _KernelFiles:
     """Returns a kernel's files, after checking that they match; a NEFF with new bytes is added to `distinct`.
 
     Raises:
         KernelgenError: one is damaged, or they belong to different kernels.
         OSError: one can't be read.
     """
+    if hlo_path is None or neff_path is None:
+        absent = [what for what, path in (("HLO", hlo_path), ("NEFF", neff_path)) if path is None]
+        raise KernelgenError(f"there is no {' and no '.join(absent)}")
     hlo = fileio.read_input(hlo_path)
     if not hlo:
         raise KernelgenError(f"{hlo_path}: empty")

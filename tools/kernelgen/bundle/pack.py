@@ -41,11 +41,7 @@ def write(path: str | Path, contents: Contents) -> None:
     with fileio.replacing(path) as temporary:
         writer = gguf.GGUFWriter(None, ARCHITECTURE)
         writer.add_custom_alignment(ALIGNMENT)
-
-        def add(name: str, what: Any, kind: Any, items: Any = None) -> None:
-            # Not add_string and add_array: they omit empty values.
-            writer.add_key_value(name, what, kind, items)
-
+        add = writer.add_key_value  # not add_string and add_array, which omit empty values
         origin, index = contents.origin, contents.index
         add("general.name", origin.id, value.STRING)
         add("kernelgen.format", FORMAT, value.UINT32)

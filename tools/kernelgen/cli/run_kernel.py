@@ -127,7 +127,8 @@ def _is_file(kernel: str) -> bool:
 def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets: tuple[str, ...], seed: int) -> _Made:
     from kernelgen.emitters.loading import load_file
     from kernelgen.hlo.canonicalize import canonicalize
-    from kernelgen.lowering.function import Launch, lower_function
+    from kernelgen.languages import Call
+    from kernelgen.lowering.function import lower_function
 
     file, _, name = kernel.rpartition(":")
     language, function = load_file(Path(file), name)
@@ -137,8 +138,8 @@ def _of_file(kernel: str, inputs: Sequence[str], params: Sequence[str], targets:
         described = [_described(f"{dtype}[{','.join(map(str, shape))}]") for shape, dtype in specs]
     if not described:
         raise KernelgenError(f"{kernel}: give its inputs: --inputs f32[128,512] for each, or a .npy file")
-    launch = Launch(tuple(described), keywords=_keywords(params), targets=targets)
-    lowered = lower_function(language, function, launch, name)
+    call = Call(tuple(described), keywords=_keywords(params), targets=targets)
+    lowered = lower_function(language, function, call, name)
     return _Made(canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases))
 
 

@@ -26,7 +26,7 @@ from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.scan import of_function
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.languages.environment import only
+from kernelgen.languages import only
 
 
 def load_function(library: Library, registration: Registration) -> Callable[..., Any]:

@@ -269,12 +269,8 @@ def _strip(module: Any) -> None:
             for key, value in sorted(attributes.items()):
                 i.frontend_attributes.map.add(key=key, value=value)
             # XLA also writes the message when it is empty.
-            if i.result_accuracy.mode == 0 and not _has_unknown_fields(i.result_accuracy):
+            if i.result_accuracy.mode == 0 and not i.result_accuracy.ByteSize():
                 i.ClearField("result_accuracy")
-
-
-def _has_unknown_fields(message: Any) -> bool:
-    return bool(message.ByteSize())
 
 
 def _name(

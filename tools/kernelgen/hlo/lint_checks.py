@@ -1,4 +1,4 @@
-"""The checks of `lint_rules`.
+"""The checks of `lint`.
 
 A check of instructions returns a message for a violation, else an empty text. A check of modules yields (instruction, or None for
 the module, and a message) for each violation. `lint_mx` has the checks of microscaling types.

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kernelgen import languages
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, described
-from kernelgen.languages.emitting import add_notes, emitting
-from kernelgen.languages.protocol import Call
+from kernelgen.languages import Call, add_notes, emitting
 from kernelgen.lowering.kernel import Lowered, place, traced_hlo
 from kernelgen.spec.kernel import SourceSpec
 
@@ -20,67 +19,30 @@ Array = tuple[tuple[int, ...], str]
 """Shape and NumPy dtype name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The arguments and settings of a function call.
-
-    Attributes:
-        inputs: the array arguments, in order.
-        outputs: the results, or None for any results.
-        keywords: static arguments.
-        grid: number of programs in each dimension; empty for none.
-        targets: the targets whose limits apply.
-        lowering: `interpreted` or `native`.
-        names: names of the arguments that receive the inputs; empty if these are the function's first arguments.
-    """
-
-    inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...] | None = None
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-    grid: tuple[int, ...] = ()
-    targets: tuple[str, ...] = ()
-    lowering: str = "interpreted"
-    names: tuple[str, ...] = ()
+def call_of(spec: SourceSpec, targets: tuple[str, ...]) -> Call:
+    """Returns the call of a source kernel's function, with the shape and dtype of each argument in place of the argument."""
+    inputs, outputs = (tuple(a.numpy for a in arrays) for arrays in (spec.inputs, spec.outputs))
+    return Call(inputs, dict(spec.params), spec.grid, targets, outputs, spec.lowering, spec.arguments)
 
 
-def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
-    """Returns the launch of a source kernel's function."""
-    return Launch(
-        tuple(a.numpy for a in spec.inputs),
-        tuple(a.numpy for a in spec.outputs),
-        dict(spec.params),
-        spec.grid,
-        targets,
-        spec.lowering,
-        spec.arguments,
-    )
-
-
-def jax_function(
-    language: str, function: Callable[..., Any], launch: Launch, name: str
-) -> Callable[..., tuple[Any, ...]]:
+def jax_function(language: str, function: Callable[..., Any], call: Call, name: str) -> Callable[..., tuple[Any, ...]]:
     """Returns a function of JAX arrays, for JAX to trace, that computes the results of a function in any language.
 
     Args:
         language: the function's language.
         function: the function.
-        launch: its arguments and settings.
+        call: its arguments, as `call_of` returns them, and settings.
         name: the kernel's name in messages.
     """
 
     def called(*arrays: Any) -> tuple[Any, ...]:
-        with emitting(launch.targets):
-            call = _call(arrays, launch)
-            results = list(languages.get(language).call(function, call).results)
-        if launch.outputs is not None:
-            _check(results, launch.outputs, lambda message: KernelgenError(f"kernel {name}: {message}"))
+        with emitting(call.targets):
+            results = list(languages.get(language).call(function, replace(call, arguments=arrays)).results)
+        if call.results is not None:
+            _check(results, call.results, lambda message: KernelgenError(f"kernel {name}: {message}"))
         return tuple(results)
 
     return called
-
-
-def _call(arrays: tuple[Any, ...], launch: Launch) -> Call:
-    return Call(arrays, launch.keywords, launch.grid, launch.targets, launch.outputs, launch.lowering, launch.names)
 
 
 def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
@@ -95,7 +57,7 @@ def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], 
     Raises:
         KernelgenError: the function fails, or its results differ from the declared ones.
     """
-    lowered = lower_function(language, function, launch_of(spec, targets), spec.id)
+    lowered = lower_function(language, function, call_of(spec, targets), spec.id)
     for result, parameter in spec.alias:
         other = lowered.aliases.get(result, parameter)
         taken = next((k for k, i in lowered.aliases.items() if i == parameter and k != result), None)
@@ -112,13 +74,13 @@ def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], 
     return replace(lowered, aliases={**lowered.aliases, **dict(spec.alias)})
 
 
-def lower_function(language: str, function: Callable[..., Any], launch: Launch, name: str) -> Lowered:
+def lower_function(language: str, function: Callable[..., Any], call: Call, name: str) -> Lowered:
     """Traces a function once.
 
     Args:
         language: the function's language.
         function: the function.
-        launch: its arguments and settings.
+        call: its arguments, as `call_of` returns them, and settings.
         name: the kernel's name in messages.
 
     Returns:
@@ -135,8 +97,7 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
         return KernelgenError(Diagnostic(f"kernel {name}: {message}", place(function, error)), exit_code=EXIT_FAILED)
 
     def kernel(*arrays: Any) -> Any:
-        call = _call(arrays, launch)
-        returned = languages.get(language).call(function, call)
+        returned = languages.get(language).call(function, replace(call, arguments=arrays))
         add_notes(returned.notes)
         results = list(returned.results)
         for k, result in enumerate(results):
@@ -150,8 +111,8 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
                 aliases[k] = i
                 del updated[i]
             names.append(f"output{k}" if i is None else f"input{i}.updated")
-        if launch.outputs is not None:
-            _check(results, launch.outputs, failure)
+        if call.results is not None:
+            _check(results, call.results, failure)
         for i, new in sorted(updated.items()):
             aliases[len(results)] = i
             names.append(f"input{i}.updated")
@@ -161,13 +122,13 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
         return tuple(results)
 
     try:
-        with emitting(launch.targets) as noted:
-            hlo, traced = traced_hlo(kernel, launch.inputs)
+        with emitting(call.targets) as noted:
+            hlo, traced = traced_hlo(kernel, call.arguments)
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit, too: user code may raise anything
         raise failure(described(error), error) from error
-    inputs = tuple(f"input{i}" for i in range(len(launch.inputs)))
+    inputs = tuple(f"input{i}" for i in range(len(call.arguments)))
     return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, traced, place(function))
 
 

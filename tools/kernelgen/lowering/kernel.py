@@ -21,9 +21,7 @@ from kernelgen.emitters import CONTEXT
 from kernelgen.errors import Diagnostic, KernelgenError, Location, described
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.hlo.storage import ParameterStorage, storage, update, view
-from kernelgen.languages import DEFAULT
-from kernelgen.languages.emitting import add_notes, emitting
-from kernelgen.languages.protocol import Call, CallResults
+from kernelgen.languages import DEFAULT, Call, CallResults, add_notes, emitting
 from kernelgen.spec.kernel import GraphSpec, KernelSpec, Operand, TensorPlace
 
 CLEAR_EVERY = 64

@@ -14,7 +14,7 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import environment, load_functions
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.hlo.cpu import import_jax
-from kernelgen.lowering.function import jax_function, launch_of
+from kernelgen.lowering.function import call_of, jax_function
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.kernel import SourceSpec
 
@@ -54,7 +54,7 @@ def as_jax(kernel: Kernel, catalog: Catalog) -> Callable[..., tuple[Any, ...]]:
     import_jax()
     emitters = catalog.emitters(kernel.interpreted)
     (function,) = load_functions(emitters)
-    called = jax_function(kernel.language, function, launch_of(spec.interpreted, kernel.targets), spec.id)
+    called = jax_function(kernel.language, function, call_of(spec.interpreted, kernel.targets), spec.id)
 
     def in_its_environment(*arrays: Any) -> tuple[Any, ...]:
         with environment(emitters[0][1]):

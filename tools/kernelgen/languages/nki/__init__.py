@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernelgen import languages
 from kernelgen.errors import Diagnostic, KernelgenError, Location
-from kernelgen.languages import emitting
-from kernelgen.languages.protocol import Call, CallResults, Language
+from kernelgen.languages import Call, CallResults, Language
 
 if TYPE_CHECKING:
     from nki_interpreter.kernel import RecordedKernel
@@ -27,7 +27,7 @@ class _Nki:
     @contextlib.contextmanager
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
         """Makes imports of NKI resolve to the interpreter, or to the installed NKI for its compiler, and sets `env`."""
-        from kernelgen.languages.environment import environment
+        from kernelgen.languages import environment
         from nki_interpreter.loading import interpreter
 
         with environment(env), interpreter(replaced=lowering != "native"):
@@ -75,8 +75,8 @@ def inline(
     Raises:
         KernelgenError: the kernel breaks a rule of NKI or a limit of a target.
     """
-    recorded = _recorded(kernel, arrays, static, tuple(grid), tuple(targets) or emitting.targets(), None)
-    emitting.add_notes(_notes(recorded))
+    recorded = _recorded(kernel, arrays, static, tuple(grid), tuple(targets) or languages.targets(), None)
+    languages.add_notes(_notes(recorded))
     with _errors():
         return tuple(recorded(*(a for a in arrays if a is not None)))
 

@@ -21,7 +21,7 @@ from kernelgen.compilers import nki_driver
 from kernelgen.compilers.nki_driver import Toolchain
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.hlo import custom_calls
-from kernelgen.languages.protocol import Call, CallResults
+from kernelgen.languages import Call, CallResults
 
 _CHOSEN: list[Toolchain] = []
 _RECORDS: list[tuple[Path, Mapping[str, Any]]] = []

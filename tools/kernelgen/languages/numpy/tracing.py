@@ -1,4 +1,4 @@
-"""NumPy as a language of kernels: imports its files, and calls a kernel's function with tensors (`languages.protocol`)."""
+"""NumPy as a language of kernels: imports its files, and calls a kernel's function with tensors (`kernelgen.languages`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
-from kernelgen.languages.environment import environment
+from kernelgen.languages import Call, CallResults, Language, environment
 from kernelgen.languages.numpy import functions, scope  # noqa: F401  # `functions` fills the table that arrays ask
 from kernelgen.languages.numpy.modules import PACKAGES, modules
 from kernelgen.languages.numpy.places import is_users
 from kernelgen.languages.numpy.scope import Trace
 from kernelgen.languages.numpy.tensor import TracedArray, narrowed, tensor
-from kernelgen.languages.protocol import Call, CallResults, Language
 from nki_interpreter.standing_in import standing_in
 
 
