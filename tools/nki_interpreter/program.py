@@ -135,7 +135,7 @@ class Instruction:
     Attributes:
         op: the name of its lowering (`lower.LOWERINGS`).
         reads, writes: the tensors it reads and writes.
-        attributes: the other values that determine its result (`same_attributes`).
+        attributes: the other values that determine its result.
         integers: numbers that may differ from one iteration of a loop to the next by a constant.
         file, line: where the kernel called it.
     """
@@ -147,11 +147,6 @@ class Instruction:
     integers: tuple[Any, ...] = ()
     file: str = ""
     line: int = 0
-
-
-def same_attributes(one: Any, other: Any) -> bool:
-    """Returns whether attributes mean the same computation: 0.0 == -0.0 in Python, but they compute different results."""
-    return one is other or bool(one == other and repr(one) == repr(other))
 
 
 @dataclass(eq=False, slots=True)
