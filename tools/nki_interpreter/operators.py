@@ -164,7 +164,7 @@ def _lower_unary(context: Context, instruction: Instruction) -> Any:
 
 
 def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
-    """Returns the shape of a result. Free dimensions are broadcast; partitions only if the checks are off.
+    """Returns the shape of a result. The newer generation broadcasts free dimensions only.
 
     Raises:
         NkiValueError: the shapes can't be broadcast together.

@@ -196,17 +196,13 @@ class Recorder:
         older: whether the kernel imports `neuronxcc.nki`.
         targets: the targets whose limits are checked; all targets if none are given.
         grid: the number of programs per axis.
-        check: whether to check the limits of the hardware.
     """
 
-    def __init__(
-        self, *, older: bool = False, targets: tuple[str, ...] = (), grid: tuple[int, ...] = (), check: bool = True
-    ) -> None:
+    def __init__(self, *, older: bool = False, targets: tuple[str, ...] = (), grid: tuple[int, ...] = ()) -> None:
         self.older = older
         self.targets_given = bool(targets)
         self.targets = targets or tuple(DEVICES)
         self.grid = grid
-        self.check = check
         self.program: tuple[int, ...] = ()
         self.storages: list[NkiMemory] = []
         self.root = Block()

@@ -327,7 +327,7 @@ def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, en
 
 def _masked(dst: NkiTensor, mask: Any, dtype: Any) -> NkiTensor:
     """Returns a destination with a mask; refuses a dtype that differs from the destination's."""
-    if dtype is not None and dtype_of(dtype) != dst.dtype and current().check:
+    if dtype is not None and dtype_of(dtype) != dst.dtype:
         raise NkiTypeError("err_unsupported_dtype", f"dtype is {dtype_of(dtype)}, and the destination {dst.dtype}")
     return dst.with_mask(mask)
 
