@@ -16,9 +16,8 @@ from nki_interpreter import devices
 from nki_interpreter.dtypes import bfloat16, float8_e4m3, float8_e5m2, float32, is_float
 from nki_interpreter.elementwise import BITWISE, op_name
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
-from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
+from nki_interpreter.program import PSUM, SBUF, Buffer, NkiMemory, Recorder, current
 from nki_interpreter.tensors import NkiTensor
-from nki_interpreter.written import flags
 
 PARTITIONS = devices.PARTITIONS
 PSUM_BANKS = devices.PSUM_BANKS
@@ -180,19 +179,23 @@ def static_address(what: str) -> None:
     needs(devices.nc_version.gen3, f"an address known at run time of {what}, which is not a DMA's,", code)
 
 
-def on_chip(tensor: Any, what: str) -> NkiTensor:
+def as_tile(tensor: Any, what: str) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
-    operand_on_chip(tensor, what)
     return tensor
+
+
+def on_chip(tensor: Any, what: str) -> NkiTensor:
+    tile = as_tile(tensor, what)
+    operand_on_chip(tile, what)
+    return tile
 
 
 def in_hbm(tensor: Any, what: str) -> NkiTensor:
-    if not isinstance(tensor, NkiTensor):
-        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
-    if tensor.on_chip:
-        raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {tensor.buffer}")
-    return tensor
+    memory = as_tile(tensor, what)
+    if memory.on_chip:
+        raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {memory.buffer}")
+    return memory
 
 
 def dma_source(source: NkiTensor) -> None:
@@ -419,33 +422,6 @@ def results(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
         kind = tensor.buffer.kind
         if kind != "shared_hbm" and tensor.storage.parameter is None:
             raise NkiError("err_nki_return_not_shared_hbm", f"a kernel returns tensors in shared_hbm, not in {kind}")
-
-
-UNWRITTEN = "partly_written"
-"""The name prefix of a result that may keep elements the kernel never writes."""
-
-
-def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
-    """Requires that a kernel writes all elements of its results, unless the memory's name starts with `UNWRITTEN`."""
-    for number, tensor in enumerate(returned):
-        storage = tensor.storage
-        if storage.name.startswith(UNWRITTEN) or storage.written is True:
-            continue
-        if storage.written is None:
-            if storage.size > MOST_FOLLOWED and storage.parameter is None:
-                recorder.notes.append(f"result {number} is too large to tell whether all of its elements are written")
-            continue
-        left = ~flags(tensor)
-        if left.any():
-            ends = (int(left.argmax()), left.size - 1 - int(left.reshape(-1)[::-1].argmax()))
-            first, last = ([int(i) for i in np.unravel_index(end, left.shape)] for end in ends)
-            raise NkiError(
-                "err_result_not_written",
-                f"nothing writes {np.count_nonzero(left):,} of the {left.size:,} elements of result {number}, which is made "
-                f"here: the first is {first}, the last {last}. A return inside of a loop and a store under a condition "
-                f'leave elements out; where that is meant, name the memory: name="{UNWRITTEN}"',
-                storage.place,
-            )
 
 
 def at_once(storages: Iterable[NkiMemory], buffer: Buffer) -> tuple[int, list[NkiMemory]]:

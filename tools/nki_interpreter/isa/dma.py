@@ -10,7 +10,7 @@ from nki_interpreter.elementwise import op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.isa.constants import nc_version, needs
 from nki_interpreter.lower import Context, lowering, to_float
-from nki_interpreter.operators import apply_binary, as_tile, emit
+from nki_interpreter.operators import apply_binary, emit
 from nki_interpreter.program import Instruction, current
 from nki_interpreter.tensors import NkiTensor
 
@@ -74,7 +74,7 @@ def dma_copy(
     unique_indices: bool = True,
 ) -> None:
     """Copies elements in order; only their number must agree. `oob_mode` skip leaves out elements with an index out of range."""
-    dst, src = as_tile(dst, "dst"), as_tile(src, "src")
+    dst, src = checks.as_tile(dst, "dst"), checks.as_tile(src, "src")
     checks.priority(priority)
     _descriptors(dge_mode, engine)
     _unique(unique_indices)
@@ -137,7 +137,7 @@ def dma_transpose(
     dst: Any, src: Any, axes: Any = None, priority: Any = None, dge_mode: Any = None, oob_mode: Any = None
 ) -> None:
     """Transposes with a fixed permutation (`transposed_shape`)."""
-    src = as_tile(src, "src")
+    src = checks.as_tile(src, "src")
     checks.priority(priority)
     _descriptors(dge_mode)
     if not current().older:
@@ -184,8 +184,8 @@ def dma_compute(
 
     `reduce_op` must be add and every scale 1.0: AWS's documentation has no others yet.
     """
-    dst = as_tile(dst, "dst")
-    sources = [as_tile(s, "a source") for s in srcs]
+    dst = checks.as_tile(dst, "dst")
+    sources = [checks.as_tile(s, "a source") for s in srcs]
     if op_name(reduce_op) != "add":
         raise NkiValueError(
             "err_unsupported_op", f"dma_compute takes nl.add as reduce_op only, not '{op_name(reduce_op)}'"
