@@ -83,7 +83,7 @@ def hlo(function, *shapes, older=False):
 def test_slices_patterns_and_arange_make_no_gather_and_no_scatter():
     def function(x):
         i, j = older_nl.arange(16)[:, None], older_nl.arange(8)[None, :]
-        result = older_nl.ndarray((16, 32), x.dtype, buffer=older_nl.shared_hbm, name="partly_written")
+        result = older_nl.ndarray((16, 32), x.dtype, buffer=older_nl.shared_hbm)
         older_nl.store(result[i, 4 * j + 1], older_nl.load(x[i + 2, 2 * j]))
         older_nl.store(result[i, 16 + j], older_nl.load(x[i, j], mask=(i < 3) & (j < 5)))
         return result
@@ -286,7 +286,7 @@ def test_contiguous_memory_is_reshaped_across_its_dimensions():
 def test_a_mask_that_fits_one_operand_of_a_product_belongs_to_it():
     @older.jit
     def kernel_with_mask(x, y):
-        result = older_nl.ndarray((128, 512), x.dtype, buffer=older_nl.shared_hbm, name="partly_written")
+        result = older_nl.ndarray((128, 512), x.dtype, buffer=older_nl.shared_hbm)
         columns = older_nl.arange(512)[None, :]
         moving = older_nl.load(y)
         product = older_nl.matmul(older_nl.load(x), moving, transpose_x=True, mask=columns < 300)

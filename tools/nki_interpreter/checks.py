@@ -16,9 +16,8 @@ from nki_interpreter import devices
 from nki_interpreter.dtypes import bfloat16, float8_e4m3, float8_e5m2, float32, is_float
 from nki_interpreter.elementwise import BITWISE, op_name
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
-from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
+from nki_interpreter.program import PSUM, SBUF, Buffer, NkiMemory, Recorder, current
 from nki_interpreter.tensors import NkiTensor
-from nki_interpreter.written import flags
 
 PARTITIONS = devices.PARTITIONS
 PSUM_BANKS = devices.PSUM_BANKS
@@ -43,7 +42,7 @@ def needs(version: devices.nc_version, what: str, code: str = "") -> None:
         NkiValueError: a target of the kernel is of an earlier generation.
     """
     recorder = current()
-    if recorder.check and recorder.targets_given:
+    if recorder.targets_given:
         for target in recorder.targets:
             if GENERATIONS[target] < version:
                 shown = f" ({code})" if code else ""
@@ -51,11 +50,6 @@ def needs(version: devices.nc_version, what: str, code: str = "") -> None:
                     "err_unsupported_on_target",
                     f"{what} needs NeuronCore-v{int(version)} or newer, and {target} has v{int(GENERATIONS[target])}{shown}",
                 )
-
-
-def is_newer() -> bool:
-    """Returns whether the rules of the newer generation are checked."""
-    return current().check and not current().older
 
 
 def _devices() -> list[devices.Device]:
@@ -76,7 +70,7 @@ def _smallest() -> str:
 def tile(tensor: NkiTensor) -> None:
     """Requires that a tile fits in SBUF or PSUM: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
     recorder = current()
-    if not recorder.check or tensor.buffer.is_hbm:
+    if tensor.buffer.is_hbm:
         return
     known = (tensor.dims, tensor.partition, tensor.dtype, tensor.buffer, tensor.storage.address)
     if known in recorder.allowed:
@@ -129,7 +123,7 @@ def inside(tensor: NkiTensor) -> None:
 
 
 def partitions_agree(operands: Sequence[NkiTensor], shape: tuple[int, ...]) -> None:
-    if not current().check or current().older:
+    if current().older:
         return
     for operand in operands:
         if operand.ndim == len(shape) and operand.shape[0] != shape[0]:
@@ -142,7 +136,7 @@ def partitions_agree(operands: Sequence[NkiTensor], shape: tuple[int, ...]) -> N
 
 def operand_on_chip(tensor: NkiTensor, what: str) -> None:
     if not tensor.on_chip:
-        if tensor.storage.initial is None and current().check:
+        if tensor.storage.initial is None:
             raise NkiTypeError(
                 "err_unsupported_memory",
                 f"an operand of {what} is in {tensor.buffer}; load it into SBUF first",
@@ -160,7 +154,7 @@ def start_partition(tensor: NkiTensor, what: str) -> None:
     compiler of the older generation places tiles itself, so this does not check parts of its tiles.
     """
     recorder = current()
-    if not recorder.check or recorder.older or tensor.gather is not None or tensor.dynamic or not tensor.dims:
+    if recorder.older or tensor.gather is not None or tensor.dynamic or not tensor.dims:
         return
     row = tensor.storage.bytes_per_partition
     stride, count = tensor.dims[0]
@@ -185,25 +179,29 @@ def static_address(what: str) -> None:
     needs(devices.nc_version.gen3, f"an address known at run time of {what}, which is not a DMA's,", code)
 
 
-def on_chip(tensor: Any, what: str) -> NkiTensor:
+def as_tile(tensor: Any, what: str) -> NkiTensor:
     if not isinstance(tensor, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
-    operand_on_chip(tensor, what)
     return tensor
+
+
+def on_chip(tensor: Any, what: str) -> NkiTensor:
+    tile = as_tile(tensor, what)
+    operand_on_chip(tile, what)
+    return tile
 
 
 def in_hbm(tensor: Any, what: str) -> NkiTensor:
-    if not isinstance(tensor, NkiTensor):
-        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(tensor).__name__}")
-    if current().check and tensor.on_chip:
-        raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {tensor.buffer}")
-    return tensor
+    memory = as_tile(tensor, what)
+    if memory.on_chip:
+        raise NkiTypeError("err_hbm_tensor_required", f"{what} has to be in HBM, not in {memory.buffer}")
+    return memory
 
 
 def dma_source(source: NkiTensor) -> None:
     """Refuses a source with a partition stride of 0 in the older generation, as AWS's compiler does."""
     recorder = current()
-    if not recorder.check or not recorder.older or source.gather is not None or not source.dims:
+    if not recorder.older or source.gather is not None or not source.dims:
         return
     stride, count = source.dims[0]
     if stride == 0 and count > 1 and not any(index.shape and index.shape[0] == count for index in source.dynamic):
@@ -216,7 +214,7 @@ def dma_source(source: NkiTensor) -> None:
 
 def dtype(tensor: Any, what: str, *allowed: Any) -> None:
     """Requires one of the dtypes that AWS documents for an operand; the older generation casts."""
-    if isinstance(tensor, NkiTensor) and is_newer() and tensor.dtype not in [np.dtype(one) for one in allowed]:
+    if isinstance(tensor, NkiTensor) and not current().older and tensor.dtype not in [np.dtype(one) for one in allowed]:
         names = " or ".join(np.dtype(one).name for one in allowed)
         raise NkiTypeError("err_unsupported_dtype", f"{what} is {names}, not {tensor.dtype}; copy it with tensor_copy")
 
@@ -229,12 +227,12 @@ def equal_dtypes(a: Any, b: Any, what: str) -> None:
 
 def in_sbuf(what: str, *tiles: NkiTensor) -> None:
     """Requires tiles in SBUF."""
-    if is_newer() and any(tile.buffer.kind != "sbuf" for tile in tiles):
+    if not current().older and any(tile.buffer.kind != "sbuf" for tile in tiles):
         raise NkiTypeError("err_unsupported_memory", f"the tiles of {what} are in SBUF; copy others with tensor_copy")
 
 
 def one_per_partition(tensor: Any, what: str) -> None:
-    if isinstance(tensor, NkiTensor) and current().check and math.prod(tensor.shape[1:]) != 1:
+    if isinstance(tensor, NkiTensor) and math.prod(tensor.shape[1:]) != 1:
         raise NkiValueError("err_shape_mismatch", f"{what} has one element per partition, not {tensor.shape}")
 
 
@@ -254,7 +252,7 @@ def product_result(target: NkiTensor) -> None:
 
     Source: AWS's documentation of nc_matmul, and its guide to the architecture of Trainium3, "BF16 Matmul Results in PSUM".
     """
-    if not is_newer() or target.dtype == float32:
+    if current().older or target.dtype == float32:
         return
     if target.dtype != bfloat16:
         raise NkiTypeError("err_matmul_dtype", f"a product in PSUM is float32, or bfloat16 on trn3, not {target.dtype}")
@@ -276,8 +274,6 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
         raise NkiValueError(
             "err_matmul_contraction", f"stationary has {k} partitions and moving {moving.shape[0]}: they are contracted"
         )
-    if not recorder.check:
-        return
     if k > PARTITIONS:
         raise NkiValueError(
             "err_num_partition_exceed_arch_limit", f"number of partitions {k} exceeds the hardware limit {PARTITIONS}"
@@ -319,7 +315,7 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
 
 def psum_bank(target: NkiTensor) -> None:
     """Requires that a tensor-engine instruction writes to one PSUM bank; memory of several banks starts at a bank."""
-    if not current().check or target.buffer is not PSUM or target.gather is not None:
+    if target.buffer is not PSUM or target.gather is not None:
         return
     size, storage = target.dtype.itemsize, target.storage
     width = (sum(abs(s) * (n - 1) for s, n in target.dims[1:]) + 1) * size
@@ -340,7 +336,7 @@ def engine(what: str, given: Any, *allowed: str) -> str:
         NkiValueError: the instruction does not run on that engine.
     """
     name = str(getattr(given, "name", given) or "unknown")
-    if current().check and name not in ("unknown", *allowed):
+    if name not in ("unknown", *allowed):
         raise NkiValueError("err_unsupported_engine", f"{what} runs on {' or '.join(allowed)}, not on {name}")
     return name
 
@@ -359,13 +355,13 @@ def gpsimd_in_sbuf(what: str, *tiles: NkiTensor) -> None:
 
 def reachable(what: str, engine: str, tiles: Sequence[NkiTensor]) -> None:
     """Refuses PSUM operands for GpSimd, which can't access PSUM."""
-    if current().check and engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
+    if engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
         raise NkiTypeError("err_unsupported_memory", f"{what} on GpSimd can't access PSUM")
 
 
 def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
     """Requires that the vector engine reads at most one PSUM tile."""
-    if current().check and all(isinstance(t, NkiTensor) and t.buffer.kind == "psum" for t in (a, b)):
+    if all(isinstance(t, NkiTensor) and t.buffer.kind == "psum" for t in (a, b)):
         raise NkiTypeError(
             "err_unsupported_memory",
             f"{first} and {second} of {what} are both in PSUM, and the vector engine reads at most one tile of it; copy one to "
@@ -376,7 +372,7 @@ def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
 def operands_in_psum(what: str, operands: Sequence[NkiTensor]) -> None:
     """Does the check of `one_in_psum` also for operands with one element per partition; the older NKI's compiler copies these."""
     inside = [t for t in operands if t.buffer.kind == "psum"]
-    if current().check and not current().older and len(inside) > 1:
+    if not current().older and len(inside) > 1:
         raise NkiTypeError(
             "err_unsupported_memory",
             f"{what} reads {len(inside)} tiles of PSUM, and the vector engine one at most; copy others to SBUF with tensor_copy",
@@ -392,7 +388,7 @@ def name(given: Any) -> None:
 def arithmetic(what: str, *ops: Any) -> None:
     """Refuses operations on bit patterns for instructions that lack them."""
     bitwise = [op_name(op) for op in ops if op is not None and op_name(op) in BITWISE]
-    if current().check and bitwise:
+    if bitwise:
         raise NkiTypeError("err_unsupported_op", f"{what} takes arithmetic operations, not '{bitwise[0]}'")
 
 
@@ -406,7 +402,7 @@ def priority(given: Any) -> None:
 
 def per_partition(value: Any, tile: NkiTensor, what: str) -> None:
     """Requires that a vector operand has one element per partition."""
-    if isinstance(value, NkiTensor) and current().check:
+    if isinstance(value, NkiTensor):
         if math.prod(value.shape[1:]) != 1:
             raise NkiValueError(
                 "err_scalar_or_vector",
@@ -420,39 +416,12 @@ def per_partition(value: Any, tile: NkiTensor, what: str) -> None:
 
 def results(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
     """Requires that a kernel of the newer generation returns tensors in shared_hbm."""
-    if not recorder.check or recorder.older:
+    if recorder.older:
         return
     for tensor in returned:
         kind = tensor.buffer.kind
         if kind != "shared_hbm" and tensor.storage.parameter is None:
             raise NkiError("err_nki_return_not_shared_hbm", f"a kernel returns tensors in shared_hbm, not in {kind}")
-
-
-UNWRITTEN = "partly_written"
-"""The name prefix of a result that may keep elements the kernel never writes."""
-
-
-def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
-    """Requires that a kernel writes all elements of its results, unless the memory's name starts with `UNWRITTEN`."""
-    for number, tensor in enumerate(returned):
-        storage = tensor.storage
-        if not recorder.check or storage.name.startswith(UNWRITTEN) or storage.written is True:
-            continue
-        if storage.written is None:
-            if storage.size > MOST_FOLLOWED and storage.parameter is None:
-                recorder.notes.append(f"result {number} is too large to tell whether all of its elements are written")
-            continue
-        left = ~flags(tensor)
-        if left.any():
-            ends = (int(left.argmax()), left.size - 1 - int(left.reshape(-1)[::-1].argmax()))
-            first, last = ([int(i) for i in np.unravel_index(end, left.shape)] for end in ends)
-            raise NkiError(
-                "err_result_not_written",
-                f"nothing writes {np.count_nonzero(left):,} of the {left.size:,} elements of result {number}, which is made "
-                f"here: the first is {first}, the last {last}. A return inside of a loop and a store under a condition "
-                f'leave elements out; where that is meant, name the memory: name="{UNWRITTEN}"',
-                storage.place,
-            )
 
 
 def at_once(storages: Iterable[NkiMemory], buffer: Buffer) -> tuple[int, list[NkiMemory]]:
@@ -493,7 +462,7 @@ def memory(recorder: Recorder) -> None:
 
     The older generation's compiler reorders a kernel and spills, so its kernels get a check of each tile only.
     """
-    if not recorder.check or recorder.older:
+    if recorder.older:
         return
     for buffer, code, limit in (
         (SBUF, "err_sbuf_exceed_arch_limit", sbuf_bytes()),

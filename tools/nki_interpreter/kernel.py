@@ -88,7 +88,6 @@ def record(
     older: bool,
     grid: tuple[int, ...] = (),
     targets: tuple[str, ...] = (),
-    check: bool = True,
     bound: int = BOUND,
     values: bool = False,
 ) -> RecordedKernel:
@@ -102,14 +101,13 @@ def record(
         older: whether the kernel imports `neuronxcc.nki`.
         grid: the number of programs per axis.
         targets: the targets whose limits are checked; all targets if none are given.
-        check: whether to check the limits of the hardware.
         bound: the most instructions of a loop that stays unrolled.
         values: whether to use the arrays' values, for loop bounds in memory. The recording is then valid for these values only.
 
     Raises:
         NkiError: the kernel breaks a rule.
     """
-    recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
+    recorder = Recorder(older=older, targets=targets, grid=grid)
     annotations = getattr(function, "__annotations__", {})
     mutable = {name for name, kind in annotations.items() if "mutable" in str(kind)}
     # The newer generation has no annotation for mutable arguments: an argument that the kernel writes is a result.
@@ -158,7 +156,6 @@ def record(
         if not results:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         checks.memory(recorder)
-        checks.written(recorder, results)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
     rolled = roller.roll(block, frozenset(s.number for s in (*parameters, *(t.storage for t in results))))
@@ -325,7 +322,7 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
         raise NkiError("err_exchange_mismatch", "the programs of the grid don't reach the same barriers and exchanges")
     if kinds != {"sendrecv"}:
         return
-    recorder = Recorder(check=False)
+    recorder = Recorder()
     recorder.block = result
     with recorded_by(recorder):
         copies = []

@@ -73,12 +73,6 @@ def result(
     return tile if mask is None else tile.with_mask(mask)
 
 
-def as_tile(value: Any, what: str) -> NkiTensor:
-    if not isinstance(value, NkiTensor):
-        raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(value).__name__}")
-    return value
-
-
 def number(value: Any) -> float | int | None:
     """Returns the Python number for a number or a scalar array, None for anything else."""
     if isinstance(value, bool | int | float):
@@ -164,7 +158,7 @@ def _lower_unary(context: Context, instruction: Instruction) -> Any:
 
 
 def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
-    """Returns the shape of a result. Free dimensions are broadcast; partitions only if the checks are off.
+    """Returns the shape of a result. The newer generation broadcasts free dimensions only.
 
     Raises:
         NkiValueError: the shapes can't be broadcast together.
@@ -186,7 +180,7 @@ def binary(op: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> A
     x, y = (_operand(v) for v in (x, y))
     tiles = [v for v in (x, y) if isinstance(v, NkiTensor)]
     if not tiles:
-        return BINARY_HOST[name](x, y)
+        return getattr(np, name)(x, y)  # numbers and index arrays, computed while a kernel is recorded
     if dtype is None:
         kinds = [v.dtype if isinstance(v, NkiTensor) else scalar_dtype(v) for v in (x, y)]
         dtype = promoted(*kinds)
@@ -210,34 +204,6 @@ def _operand(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim:
         return tensors.whole(current().constant(np.asarray(value), dtype_of(value.dtype)))
     return value
-
-
-BINARY_HOST: dict[str, Any] = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "divide": np.divide,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "power": np.power,
-    "mod": np.mod,
-    "fmod": np.fmod,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
-    "logical_and": np.logical_and,
-    "logical_or": np.logical_or,
-    "logical_xor": np.logical_xor,
-    "bitwise_and": np.bitwise_and,
-    "bitwise_or": np.bitwise_or,
-    "bitwise_xor": np.bitwise_xor,
-    "left_shift": np.left_shift,
-    "right_shift": np.right_shift,
-}
-"""The operations on numbers and index arrays, computed while a kernel is recorded."""
 
 
 @provides("unary")
@@ -318,7 +284,7 @@ def assign(target: NkiTensor, value: Any, *, mask: Any = None, checked: bool = F
         emit("fill", [], [target], float(fixed) if is_float(target.dtype) else fixed)
         return
     value = _operand(value)
-    source = as_tile(value, "what is assigned")
+    source = checks.as_tile(value, "what is assigned")
     if (
         source.storage is target.storage
         and source.dims == target.dims
@@ -476,7 +442,7 @@ def reduction(
     op: Any, x: NkiTensor, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, mean: bool = False
 ) -> NkiTensor:
     """Returns a tile reduced over free axes; the result has at least two dimensions."""
-    x = as_tile(x, "what is reduced")
+    x = checks.as_tile(x, "what is reduced")
     checks.operand_on_chip(x, "a reduction")
     axes = free_axes(x, axis)
     name = op_name(op)

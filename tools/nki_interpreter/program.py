@@ -55,9 +55,6 @@ class Buffer:
 MOST_STEPS = 4_000_000
 """The most instructions and iterations of a kernel; recording this many takes minutes and gigabytes."""
 
-MOST_FOLLOWED = 1 << 28
-"""The most elements of HBM memory for which the recorder tracks writes."""
-
 PRODUCTS = frozenset(("matmul", "accumulate"))
 """Instructions that read the PSUM elements to which they add."""
 
@@ -87,8 +84,7 @@ class NkiMemory:
         value_dtype: the values' dtype: float32 for results that the older generation leaves unrounded, else `dtype`.
         initial: None for memory that was never written (NaN where `value_dtype` is a float), or the values it begins with.
         parameter: the number of the kernel's tensor argument, if the memory is one.
-        written: which elements were written: False for none, True for all, else an array; None if not tracked. The recorder
-            tracks PSUM and new memory in HBM.
+        written: for PSUM, which elements were written: False for none, True for all, else an array; None for other memory.
         origin: the writer of PSUM's values, one `Origin` or an array of them; None for other memory.
         finished: for PSUM, whether the accumulated products were read since.
         sums: the offsets and dimensions that products wrote since then.
@@ -135,7 +131,7 @@ class Instruction:
     Attributes:
         op: the name of its lowering (`lower.LOWERINGS`).
         reads, writes: the tensors it reads and writes.
-        attributes: the other values that determine its result (`same_attributes`).
+        attributes: the other values that determine its result.
         integers: numbers that may differ from one iteration of a loop to the next by a constant.
         file, line: where the kernel called it.
     """
@@ -147,11 +143,6 @@ class Instruction:
     integers: tuple[Any, ...] = ()
     file: str = ""
     line: int = 0
-
-
-def same_attributes(one: Any, other: Any) -> bool:
-    """Returns whether attributes mean the same computation: 0.0 == -0.0 in Python, but they compute different results."""
-    return one is other or bool(one == other and repr(one) == repr(other))
 
 
 @dataclass(eq=False, slots=True)
@@ -201,17 +192,13 @@ class Recorder:
         older: whether the kernel imports `neuronxcc.nki`.
         targets: the targets whose limits are checked; all targets if none are given.
         grid: the number of programs per axis.
-        check: whether to check the limits of the hardware.
     """
 
-    def __init__(
-        self, *, older: bool = False, targets: tuple[str, ...] = (), grid: tuple[int, ...] = (), check: bool = True
-    ) -> None:
+    def __init__(self, *, older: bool = False, targets: tuple[str, ...] = (), grid: tuple[int, ...] = ()) -> None:
         self.older = older
         self.targets_given = bool(targets)
         self.targets = targets or tuple(DEVICES)
         self.grid = grid
-        self.check = check
         self.program: tuple[int, ...] = ()
         self.storages: list[NkiMemory] = []
         self.root = Block()
@@ -264,12 +251,10 @@ class Recorder:
         made = NkiMemory(
             len(self.storages), shape, dtype, value_dtype or dtype, buffer, name, initial, parameter, mutable=mutable
         )
-        if buffer is PSUM:
-            made.origin = Origin.NOTHING
         if parameter is None and initial is None:
             made.place = kernel_location()
-            if buffer is PSUM or (buffer.is_hbm and made.size <= MOST_FOLLOWED):
-                made.written = False
+        if buffer is PSUM:
+            made.origin, made.written = Origin.NOTHING, False
         self.storages.append(made)
         if buffer is SHARED_HBM and parameter is None:
             self._shared.append(made)

@@ -9,13 +9,14 @@ is masked").
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from nki_interpreter.access import plan
-from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory, same_attributes
+from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory
 from nki_interpreter.tensors import NkiTensor
 
 BOUND = 32
@@ -104,11 +105,21 @@ class Roller:
                 found[storage.number] = len(found)
         return found
 
+    def _key(self, items: list[Any], block: Block) -> Hashable:
+        """Returns a key of an iteration: iterations with equal keys differ only in the integers that `_integers` returns."""
+        local = self._locals(items, block)
+
+        def storage(memory: NkiMemory) -> Hashable:
+            if memory.number not in local:
+                return memory.number
+            return local[memory.number], memory.shape, memory.value_dtype, array_key(memory.initial)
+
+        return Key(storage, exact=False).items(items)
+
     def _body(self, turns: list[list[Any]], blocks: list[Block]) -> RolledLoop | None:
-        local = self._locals(turns[0], blocks[0])
-        for turn, block in zip(turns[1:], blocks[1:], strict=True):
-            if not _Alike(local, self._locals(turn, block)).items(turns[0], turn):
-                return None
+        local, first = self._locals(turns[0], blocks[0]), self._key(turns[0], blocks[0])
+        if any(self._key(turn, block) != first for turn, block in zip(turns[1:], blocks[1:], strict=True)):
+            return None
         count = len(turns)
         columns = np.asarray([_integers(turn) for turn in turns], np.int64)
         steps = columns[1] - columns[0]
@@ -159,79 +170,51 @@ def all_tensors(items: list[Any], reads: bool = True) -> list[NkiTensor]:
     return found
 
 
-class _Alike:
-    """Compares two iterations of a loop: they are alike if they differ only in the integers that `_integers` returns.
+class Key:
+    """Makes hashable keys of instructions: equal keys mean the same computation.
 
     Args:
-        first, other: the storages that only that iteration uses, by number, with their positions.
+        storage: returns a key for memory.
+        exact: whether the integers of `_integers` count, and the lines of index checks.
     """
 
-    def __init__(self, first: dict[int, int], other: dict[int, int]) -> None:
-        self._first = first
-        self._other = other
+    def __init__(self, storage: Callable[[NkiMemory], Hashable], exact: bool) -> None:
+        self._storage = storage
+        self._exact = exact
         self._loops: dict[int, int] = {}
-        """The inner loops of the other iteration, by number, with the number of the same loop in the first iteration."""
+        """The inner loops in the order of their first use, by number."""
 
-    def items(self, first: list[Any], other: list[Any]) -> bool:
-        return len(first) == len(other) and all(map(self._item, first, other))
+    def items(self, items: list[Any]) -> Hashable:
+        return tuple(map(self.item, items))
 
-    def _item(self, a: Any, b: Any) -> bool:
-        if isinstance(a, RolledLoop):
-            if not isinstance(b, RolledLoop) or a.count != b.count:
-                return False
-            self._loops[b.number] = a.number
-            return self.items(a.body.items, b.body.items)
-        if isinstance(b, RolledLoop) or a.op != b.op or not same_attributes(a.attributes, b.attributes):
-            return False
-        if len(a.reads) != len(b.reads) or len(a.writes) != len(b.writes) or len(a.integers) != len(b.integers):
-            return False
-        for tensor, other in zip(a.reads + a.writes, b.reads + b.writes, strict=True):
-            if tensor is not other and not self._tensor(tensor, other):
-                return False
-        return not a.integers or all(map(self._integer, a.integers, b.integers))
+    def item(self, item: Any) -> Hashable:
+        if isinstance(item, RolledLoop):
+            loop = self._loops.setdefault(item.number, len(self._loops))
+            outer = tuple(map(self._storage, (*item.carried, *item.read))) if self._exact else ()
+            return loop, item.count, len(item.carried), outer, self.items(item.body.items)
+        tensors = tuple(map(self._tensor, (*item.reads, *item.writes)))
+        integers = tuple(map(self._integer, item.integers))
+        line = (item.file, item.line) if self._exact and checks_indices(item) else None
+        # repr distinguishes 0.0 from -0.0, which are equal in Python and compute different results.
+        return item.op, item.attributes, repr(item.attributes), integers, len(item.reads), tensors, line
 
-    def _integer(self, a: Any, b: Any) -> bool:
-        parts, others = (i.parts if isinstance(i, Varying) else () for i in (a, b))
-        return parts == tuple((self._loops.get(loop, loop), step) for loop, step in others)
+    def _integer(self, value: Any) -> Hashable:
+        start, parts = (value.start, value.parts) if isinstance(value, Varying) else (int(value), ())
+        return start if self._exact else None, tuple((self._loops[loop], step) for loop, step in parts)
 
-    def _tensor(self, a: NkiTensor, b: NkiTensor) -> bool:
-        if (a.dims is not b.dims and a.dims != b.dims) or not self._storage(a.storage, b.storage):
-            return False
-        if a.is_plain and b.is_plain:
-            return a.dtype is b.dtype or a.dtype == b.dtype
-        return (
-            a.dtype == b.dtype
-            and a.cast == b.cast
-            and _same_array(a.gather, b.gather)
-            and _same_array(a.valid, b.valid)
-            and _same_array(a.mask, b.mask)
-            and (not (a.dynamic or b.dynamic) or self._dynamic(a, b))
-            and (not (a.varying or b.varying) or self._varying(a, b))
-        )
-
-    def _dynamic(self, a: NkiTensor, b: NkiTensor) -> bool:
-        return len(a.dynamic) == len(b.dynamic) and all(
-            (c.shape, c.stride, c.limit) == (d.shape, d.stride, d.limit)
-            and (c.index is d.index or self._tensor(c.index, d.index))
-            for c, d in zip(a.dynamic, b.dynamic, strict=True)
-        )
-
-    def _varying(self, a: NkiTensor, b: NkiTensor) -> bool:
-        return a.varying == tuple((self._loops.get(loop, loop), *rest) for loop, *rest in b.varying)
-
-    def _storage(self, a: NkiMemory, b: NkiMemory) -> bool:
-        if a is b:
-            return a.number not in self._first  # memory that only one iteration uses can't be in both
-        place = self._first.get(a.number)
-        if place is None or place != self._other.get(b.number):
-            return False
-        return a.shape == b.shape and a.value_dtype == b.value_dtype and _same_array(a.initial, b.initial)
+    def _tensor(self, tensor: NkiTensor) -> Hashable:
+        offset = tensor.offset if self._exact else None
+        plain = (self._storage(tensor.storage), offset, tensor.dims, tensor.dtype)
+        if tensor.is_plain:
+            return plain
+        dynamic = tuple((self._tensor(d.index), d.shape, d.stride, d.limit) for d in tensor.dynamic)
+        varying = tuple((self._loops[loop], *rest) for loop, *rest in tensor.varying)
+        arrays = (array_key(tensor.gather), array_key(tensor.valid), array_key(tensor.mask))
+        return *plain, tensor.cast, dynamic, varying, arrays
 
 
-def _same_array(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    return a is not None and b is not None and a.shape == b.shape and a.tobytes() == b.tobytes()
+def array_key(array: Any) -> Hashable:
+    return None if array is None else (array.shape, str(array.dtype), array.tobytes())
 
 
 def _integers(items: list[Any]) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nki_interpreter.program import Block
-from nki_interpreter.roll import RolledLoop, Varying, all_tensors, checks_indices
+from nki_interpreter.roll import Key, RolledLoop, all_tensors, array_key
 
 if TYPE_CHECKING:
     from nki_interpreter.kernel import RecordedKernel
@@ -86,7 +86,7 @@ def _each(recorded: RecordedKernel, arrays: Sequence[Any]) -> tuple[tuple[Any, .
         for storage in storages:
             if storage.number not in present and (storage.parameter is not None or storage.initial is not None):
                 present[storage.number] = jnp.array(context.memory(storage), copy=True)  # a step writes in place
-        key = _Key(present).item(item)
+        key = _key(item, present)
         step = steps.get(key)
         if step is None:
             step = steps[key] = _CompiledInstruction(item, storages, written, present)
@@ -150,58 +150,22 @@ class _CompiledInstruction:
         return [context.memory(storage) for storage in self._written], context.checks
 
 
-class _Key:
-    """A key for compiled instructions: equal keys mean the same computation on memory of the same shapes.
+def _key(item: Any, present: Mapping[int, Any]) -> Hashable:
+    """Returns a key: items with equal keys compute the same on memory of the same shapes.
 
     Args:
-        present: the values that exist before an instruction, by the number of the storage.
+        item: an instruction or a rolled loop.
+        present: the values that exist before it, by the number of the storage.
     """
+    storages: dict[int, int] = {}
 
-    def __init__(self, present: Mapping[int, Any]) -> None:
-        self._present = present
-        self._storages: dict[int, int] = {}
-        self._loops: dict[int, int] = {}
-
-    def item(self, item: Any) -> Hashable:
-        if isinstance(item, RolledLoop):
-            loop = self._loops.setdefault(item.number, len(self._loops))
-            outer = tuple(map(self._storage, (*item.carried, *item.read)))
-            return (loop, item.count, len(item.carried), outer, tuple(map(self.item, item.body.items)))
-        tensors = tuple(map(self._tensor, (*item.reads, *item.writes)))
-        integers = tuple(map(self._integer, item.integers))
-        line = (item.file, item.line) if checks_indices(item) else None
-        # As in `same_attributes`: repr distinguishes 0.0 from -0.0.
-        return (item.op, item.attributes, repr(item.attributes), integers, len(item.reads), tensors, line)
-
-    def _integer(self, value: Any) -> Hashable:
-        if isinstance(value, Varying):
-            return (value.start, tuple((self._loops[loop], step) for loop, step in value.parts))
-        return int(value)
-
-    def _storage(self, storage: NkiMemory) -> Hashable:
-        known = self._storages.get(storage.number)
+    def storage(memory: NkiMemory) -> Hashable:
+        known = storages.get(memory.number)
         if known is not None:
             return known
-        self._storages[storage.number] = len(self._storages)
-        has_values = storage.number in self._present
-        return (
-            storage.shape,
-            storage.dtype,
-            storage.value_dtype,
-            storage.buffer,
-            has_values,
-            None if has_values else _bytes(storage.initial),
-        )
+        storages[memory.number] = len(storages)
+        has_values = memory.number in present
+        initial = None if has_values else array_key(memory.initial)
+        return memory.shape, memory.dtype, memory.value_dtype, memory.buffer, has_values, initial
 
-    def _tensor(self, tensor: NkiTensor) -> Hashable:
-        plain = (self._storage(tensor.storage), tensor.offset, tensor.dims, tensor.dtype, tensor.partition)
-        if tensor.is_plain:
-            return plain
-        dynamic = tuple((self._tensor(d.index), d.shape, d.stride, d.limit) for d in tensor.dynamic)
-        varying = tuple((self._loops[loop], *rest) for loop, *rest in tensor.varying)
-        arrays = (_bytes(tensor.gather), _bytes(tensor.valid), _bytes(tensor.mask))
-        return (*plain, tensor.cast, dynamic, varying, arrays)
-
-
-def _bytes(array: Any) -> Hashable:
-    return None if array is None else (array.shape, str(array.dtype), array.tobytes())
+    return Key(storage, exact=True).item(item)

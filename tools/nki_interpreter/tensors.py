@@ -188,7 +188,7 @@ class NkiTensor:
         shape = (shape, *more) if isinstance(shape, int) else tuple(shape)
         self._plain("broadcast_to")
         recorder = current()
-        if recorder.check and recorder.older and not self.on_chip and self.storage.initial is None:
+        if recorder.older and not self.on_chip and self.storage.initial is None:
             raise NkiTypeError(
                 "err_unsupported_memory",
                 f"broadcast_to takes a tile in SBUF or PSUM, not in {self.buffer}; load it first",

@@ -10,7 +10,7 @@ from nki_interpreter.elementwise import op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.isa.constants import nc_version, needs
 from nki_interpreter.lower import Context, lowering, to_float
-from nki_interpreter.operators import apply_binary, as_tile, emit
+from nki_interpreter.operators import apply_binary, emit
 from nki_interpreter.program import Instruction, current
 from nki_interpreter.tensors import NkiTensor
 
@@ -47,7 +47,7 @@ def _descriptors(dge_mode: Any, engine: Any = None) -> None:
 
 
 def _unique(unique_indices: Any) -> None:
-    if not unique_indices and current().check:
+    if not unique_indices:
         raise NkiValueError(
             "err_unique_indices",
             "unique_indices=False is not supported: a read-modify-write of an element that several indices name loses values; "
@@ -74,7 +74,7 @@ def dma_copy(
     unique_indices: bool = True,
 ) -> None:
     """Copies elements in order; only their number must agree. `oob_mode` skip leaves out elements with an index out of range."""
-    dst, src = as_tile(dst, "dst"), as_tile(src, "src")
+    dst, src = checks.as_tile(dst, "dst"), checks.as_tile(src, "src")
     checks.priority(priority)
     _descriptors(dge_mode, engine)
     _unique(unique_indices)
@@ -82,7 +82,7 @@ def dma_copy(
         raise NkiValueError(
             "err_dma_size_mismatch", f"dst has shape {dst.shape} and src {src.shape}: the numbers of elements differ"
         )
-    if checks.is_newer() and "psum" in (dst.buffer.kind, src.buffer.kind):
+    if not current().older and "psum" in (dst.buffer.kind, src.buffer.kind):
         raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
     checks.dma_source(src)
     is_checked = not _skips(oob_mode)
@@ -126,7 +126,7 @@ def transposed_shape(src: NkiTensor, axes: Any = None) -> tuple[tuple[int, ...],
     """Returns the fixed permutation for a number of dimensions, 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0), and the result's shape."""
     wanted = _AXES.get(src.ndim)
     order = wanted if axes is None else tuple(int(a) for a in axes)
-    if wanted is None or order is None or (order != wanted and current().check):
+    if order is None or order != wanted:
         raise NkiValueError(
             "err_dma_transpose_axes", f"dma_transpose of {src.ndim} dimensions has the axes {wanted}, not {order}"
         )
@@ -137,7 +137,7 @@ def dma_transpose(
     dst: Any, src: Any, axes: Any = None, priority: Any = None, dge_mode: Any = None, oob_mode: Any = None
 ) -> None:
     """Transposes with a fixed permutation (`transposed_shape`)."""
-    src = as_tile(src, "src")
+    src = checks.as_tile(src, "src")
     checks.priority(priority)
     _descriptors(dge_mode)
     if not current().older:
@@ -145,10 +145,9 @@ def dma_transpose(
             needs(nc_version.gen3, "dma_transpose from SBUF, not from HBM,")
         if src.dynamic:
             needs(nc_version.gen3, "dma_transpose of rows that a tile names (DmaGatherTranspose)")
-        if current().check:
-            _transposable(src, getattr(dge_mode, "name", "unknown"))
+        _transposable(src, getattr(dge_mode, "name", "unknown"))
     skips = _skips(oob_mode)
-    if skips and not src.dynamic and current().check:
+    if skips and not src.dynamic:
         raise NkiValueError("err_oob_mode", "dma_transpose takes oob_mode skip only with indices known at run time")
     order, shape = transposed_shape(src, axes)
     if dst.size != src.size:
@@ -185,10 +184,9 @@ def dma_compute(
 
     `reduce_op` must be add and every scale 1.0: AWS's documentation has no others yet.
     """
-    dst = as_tile(dst, "dst")
-    sources = [as_tile(s, "a source") for s in srcs]
-    check = current().check
-    if check and op_name(reduce_op) != "add":
+    dst = checks.as_tile(dst, "dst")
+    sources = [checks.as_tile(s, "a source") for s in srcs]
+    if op_name(reduce_op) != "add":
         raise NkiValueError(
             "err_unsupported_op", f"dma_compute takes nl.add as reduce_op only, not '{op_name(reduce_op)}'"
         )
@@ -199,9 +197,9 @@ def dma_compute(
             f"dma_compute takes scales of 1.0, one per source, not {factors}; multiply with tensor_scalar before",
         )
     _unique(unique_indices)
-    if check and len(sources) > MOST_SOURCES:
+    if len(sources) > MOST_SOURCES:
         raise NkiValueError("err_dma_sources", f"dma_compute takes {MOST_SOURCES} sources at most, not {len(sources)}")
-    if check and len(sources) != 2 and any(t.dynamic for t in (dst, *sources)):
+    if len(sources) != 2 and any(t.dynamic for t in (dst, *sources)):
         raise NkiValueError(
             "err_dma_sources", f"dma_compute with indices known at run time takes 2 sources, not {len(sources)}"
         )

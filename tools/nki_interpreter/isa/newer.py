@@ -122,7 +122,7 @@ def core_barrier(data: Any = None, cores: Any = None, engine: Any = None) -> Non
         checks.in_hbm(data, "what a barrier is for")
     checks.engine("core_barrier", engine, "tensor", "vector", "scalar", "gpsimd", "sync")
     programs = math.prod(current().grid)
-    if cores is not None and current().check and programs > 1 and sorted(map(int, cores)) != list(range(programs)):
+    if cores is not None and programs > 1 and sorted(map(int, cores)) != list(range(programs)):
         raise NkiError("err_barrier_cores", f"the cores of a barrier are all {programs} of the grid, not {cores}")
     current().exchange(Exchange("barrier"))
 
@@ -138,7 +138,7 @@ def sendrecv(
 ) -> None:
     needs(nc_version.gen3, "sendrecv")
     by_gpsimd = use_gpsimd_dma or getattr(dma_engine, "name", "dma") == "gpsimd_dma"
-    if current().check and by_gpsimd and any(t.buffer.kind != "sbuf" for t in (src, dst)):
+    if by_gpsimd and any(t.buffer.kind != "sbuf" for t in (src, dst)):
         raise NkiTypeError("err_unsupported_memory", "GpSimd's DMA sends from SBUF to SBUF only")
     if number(pipe_id) is None:
         raise NkiTypeError("err_immediate_expected", f"pipe_id is a number, not {type(pipe_id).__name__}")

@@ -22,7 +22,7 @@ from nki_interpreter.indices import affine, box, whole_array
 from nki_interpreter.isa import constants, dma, gpsimd, scalar, tensor, vector, vector_reductions, vector_searches
 from nki_interpreter.isa.constants import engine, matmul_perf_mode, nc_version, reduce_cmd
 from nki_interpreter.isa.newer import get_nc_version
-from nki_interpreter.operators import as_tile, copied, emit, result
+from nki_interpreter.operators import copied, emit, result
 from nki_interpreter.program import PSUM, SBUF, current
 from nki_interpreter.tensors import NkiTensor
 
@@ -327,7 +327,7 @@ def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None, en
 
 def _masked(dst: NkiTensor, mask: Any, dtype: Any) -> NkiTensor:
     """Returns a destination with a mask; refuses a dtype that differs from the destination's."""
-    if dtype is not None and dtype_of(dtype) != dst.dtype and current().check:
+    if dtype is not None and dtype_of(dtype) != dst.dtype:
         raise NkiTypeError("err_unsupported_dtype", f"dtype is {dtype_of(dtype)}, and the destination {dst.dtype}")
     return dst.with_mask(mask)
 
@@ -343,7 +343,7 @@ def dma_copy(
     engine: Any = None,
     unique_indices: bool = True,
 ) -> None:
-    dst, src = as_tile(dst, "dst"), as_tile(src, "src")
+    dst, src = checks.as_tile(dst, "dst"), checks.as_tile(src, "src")
     if mask is not None:
         src = src.with_mask(mask) if src.shape == dst.shape else src
         dst = dst.with_mask(mask)

@@ -50,8 +50,7 @@ def activation(
     """
     data = checks.on_chip(data, "data")
     name = check_op(op_name(op), UNARY, "activation")
-    check = current().check
-    if check and reduce_op is not None and op_name(reduce_op) != "add":
+    if reduce_op is not None and op_name(reduce_op) != "add":
         raise NkiValueError(
             "err_unsupported_op",
             f"activation takes nl.add as reduce_op only, not '{op_name(reduce_op)}'; reduce with tensor_reduce afterwards",
@@ -60,11 +59,11 @@ def activation(
         needs(nc_version.gen3, "a number as bias of activation")
     if not current().older and name == "copy" and isinstance(bias, NkiTensor):
         needs(nc_version.gen3, "activation of nl.copy with a tile as bias, not a number,", "NCC_IBVF043")
-    if check and isinstance(bias, NkiTensor) and bias.dtype not in _BIAS:
+    if isinstance(bias, NkiTensor) and bias.dtype not in _BIAS:
         raise NkiTypeError(
             "err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}"
         )
-    if check and isinstance(scale, NkiTensor) and scale.dtype != float32:
+    if isinstance(scale, NkiTensor) and scale.dtype != float32:
         raise NkiTypeError("err_activation_scale_invalid_type", f"a scale per partition is float32, not {scale.dtype}")
     steps = [("multiply", scale, False, "scale"), ("add", bias, False, "bias")]
     if not isinstance(scale, NkiTensor) and scale == 1.0:

@@ -104,7 +104,7 @@ def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
     """
     if bool(position) != bool(size):
         raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
-    if not position or not current().check:
+    if not position:
         return
     if double and not current().older and int(size[1]) != checks.PARTITIONS:
         raise NkiValueError(
@@ -135,7 +135,7 @@ def _transposed(data: NkiTensor, target: NkiTensor) -> None:
     Without a target, either is allowed.
     """
     recorder = current()
-    if not recorder.check or recorder.older or target.buffer.kind != "psum":
+    if recorder.older or target.buffer.kind != "psum":
         return
     wanted = {t: float32 if GENERATIONS[t] <= nc_version.gen2 else data.dtype for t in recorder.targets}
     wrong = [t for t, dtype in wanted.items() if dtype != target.dtype]
@@ -158,7 +158,7 @@ def _sum(target: NkiTensor, wanted: bool | None) -> None:
         NkiValueError: the product would be added to other data.
     """
     recorder = current()
-    if not recorder.check or recorder.older:
+    if recorder.older:
         return
     origin = flags(target, "origin")
     found = {Origin(number) for number in np.unique(origin).tolist()} - {Origin.TENSOR_ENGINE}
@@ -183,7 +183,7 @@ def _chain(target: NkiTensor, wanted: bool | None, mode: Any) -> None:
     A product without `accumulate` may be added to another chain's sum, and chains in one tensor may lose parts of their sums.
     """
     recorder, storage = current(), target.storage
-    if not recorder.check or recorder.older:
+    if recorder.older:
         return
     if wanted is None:
         if storage.finished:
@@ -228,7 +228,7 @@ def nc_transpose(dst: Any, data: Any, engine: Any = None) -> None:
     rows, columns = data.shape[0], math.prod(data.shape[1:])
     name = checks.engine("nc_transpose", engine, "tensor", "vector")
     limit = 32 if name == "vector" else checks.PARTITIONS
-    if current().check and (rows > limit or columns > limit):
+    if rows > limit or columns > limit:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit",
             f"nc_transpose takes {limit}×{limit} elements, not {rows}×{columns}",

@@ -45,7 +45,7 @@ def _width(tiles: Sequence[NkiTensor]) -> int:
 def _bitwise(name: str, operands: Sequence[NkiTensor], target: NkiTensor) -> None:
     """Requires that operations on bit patterns read and write integers."""
     floats = [t.dtype for t in (*operands, target) if is_float(t.dtype)]
-    if name in BITWISE and floats and current().check:
+    if name in BITWISE and floats:
         raise NkiTypeError("err_bitwise_on_float", f"'{name}' reads and writes integers, not {floats[0]}")
 
 
@@ -156,7 +156,7 @@ def tensor_scalar(
     engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
     checks.gpsimd_arithmetic("tensor_scalar", engine)
     names = tuple(op_name(op) for op in (op0, op1) if op is not None)
-    if current().check and engine in _CHAINS and not _CHAINS[engine](names):
+    if engine in _CHAINS and not _CHAINS[engine](names):
         raise NkiValueError(
             "err_unsupported_engine",
             f"tensor_scalar with {' and '.join(names)} does not run on {engine}; use the vector engine",
@@ -297,12 +297,12 @@ def select_reduce(
     _select(target, predicate, on_true, on_false, reverse_pred, sums)
     checks.dtype(predicate, "predicate", np.int8, np.uint8, np.int16, np.uint16, np.bool_)
     _only_max("select_reduce", reduce_op)
-    if checks.is_newer() and on_true.dtype in _WIDE:
+    if not current().older and on_true.dtype in _WIDE:
         raise NkiTypeError("err_unsupported_dtype", f"on_true of select_reduce can't be {on_true.dtype}")
 
 
 def _only_max(what: str, reduce_op: Any) -> None:
-    if checks.is_newer() and op_name(reduce_op) != "maximum":
+    if not current().older and op_name(reduce_op) != "maximum":
         raise NkiTypeError("err_unsupported_op", f"{what} reduces to the maximum, not by {op_name(reduce_op)}")
 
 
@@ -343,11 +343,11 @@ def range_select(
                 "err_range_select_bound_dtype", f"the bounds of range_select are float32, not {bound.dtype}"
             )
     checks.operands_in_psum("range_select", [data, bound0, bound1])
-    if checks.is_newer() and not is_float(data.dtype):
+    if not current().older and not is_float(data.dtype):
         raise NkiTypeError("err_unsupported_dtype", f"on_true_tile of range_select is a float, not {data.dtype}")
     _only_max("range_select", reduce_op)
     for name in names:
-        if checks.is_newer() and name not in _COMPARES:
+        if not current().older and name not in _COMPARES:
             raise NkiTypeError("err_unsupported_op", f"range_select compares, it does not compute {name}")
     attributes, reads, writes = reduction("vector", data, reduce_cmd, reduce_op, reduce_res)
     lowest = on_false_value is None or on_false_value is ...
@@ -414,7 +414,7 @@ def rand2(dst: Any, min: Any, max: Any) -> None:
 
 def set_rng_seed(src_seeds: Any) -> None:
     checks.dtype(checks.on_chip(src_seeds, "src_seeds"), "src_seeds", np.int32, np.uint32, np.float32)
-    if current().check and src_seeds.size != 1:
+    if src_seeds.size != 1:
         raise NkiValueError("err_shape_mismatch", f"src_seeds has the shape (1, 1), not {src_seeds.shape}")
     current().notes.append("set_rng_seed is ignored: random numbers come from the kernel's own seed")
 

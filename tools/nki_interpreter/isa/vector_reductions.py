@@ -47,7 +47,7 @@ def tensor_reduce(dst: Any, op: Any, data: Any, axis: Any, negate: bool = False,
     axes, shape = reduced_shape(data, axis, keepdims)
     target = destination(dst, shape)
     name = op_name(op)
-    if name in BITWISE and (negate or is_float(data.dtype) or is_float(target.dtype)) and current().check:
+    if name in BITWISE and (negate or is_float(data.dtype) or is_float(target.dtype)):
         raise NkiTypeError(
             "err_bitwise_on_float",
             f"'{name}' reduces integers to integers and does not negate: {data.dtype} to {target.dtype}",
@@ -141,7 +141,7 @@ def tensor_scalar_cumulative(
 ) -> None:
     """Computes `r = (src op0 imm0) op1 r` along the flattened free dimensions; r is the engine's register."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
-    if checks.is_newer():
+    if not current().older:
         checks.arithmetic("tensor_scalar_cumulative", op0, op1)
     command = ReduceCmd(int(reduce_cmd))
     fixed, reads = operand(imm0, src, "imm0")
@@ -174,7 +174,7 @@ def bn_stats(dst: Any, data: Any) -> None:
     """Writes, per partition, count, mean and variance · count of the even elements, then of the odd elements."""
     data = checks.on_chip(data, "data")
     width = math.prod(data.shape[1:])
-    if current().check and width > checks.BN_STATS_FREE:
+    if width > checks.BN_STATS_FREE:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit",
             f"bn_stats takes {checks.BN_STATS_FREE} elements per partition, not {width}",

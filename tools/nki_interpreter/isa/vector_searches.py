@@ -26,7 +26,7 @@ def _searched(data: Any, what: str, vals: Any = None) -> tuple[NkiTensor, NkiTen
     data = checks.on_chip(data, name)
     vals = data if vals is None else checks.on_chip(vals, "vals")
     width = math.prod(data.shape[1:])
-    if current().check and not 8 <= width <= 16_384:
+    if not 8 <= width <= 16_384:
         raise NkiValueError(
             "err_size_of_dimension_exceed_arch_limit", f"{what} takes 8 to 16384 elements per partition, not {width}"
         )
