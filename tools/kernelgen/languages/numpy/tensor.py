@@ -243,7 +243,7 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
                 function(*map(_zeros, values), **options)  # NumPy's error takes precedence
             raise
 
-    return _wrapped(guarded(name, computed), function, values)
+    return _wrapped(guarded(name, computed), function, [*values, *options.values()])
 
 
 def _zeros(value: Any) -> Any:
