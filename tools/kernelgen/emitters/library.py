@@ -279,8 +279,6 @@ def _languages_imported(source: bytes) -> frozenset[str]:
                 found |= {*parts[2:3]} & {*LANGUAGES} or {*LANGUAGES}
             elif parts[0] == INTERPRETER:
                 found.add("nki")
-            elif parts[:2] == ["kernelgen", "numpy"]:
-                found.add("numpy")
     return frozenset(found)
 
 

@@ -91,11 +91,7 @@ def _function(module: ModuleType, registration: Registration) -> Callable[..., A
         found = getattr(module, name)
     except AttributeError:
         raise KernelgenError(Diagnostic(f"there is no '{name}' in the module", where)) from None
-    try:
-        is_function = callable(found) and isinstance(inspect.unwrap(found).__code__, CodeType)
-    except Exception:  # its attributes may raise anything
-        is_function = False
-    if not is_function:
+    if not callable(found) or not hasattr(inspect.unwrap(found), "__code__"):
         what = "a module" if isinstance(found, ModuleType) else "a class" if isinstance(found, type) else None
         message = f"'{name}' is {what or f'of type {type(found).__name__}'}, not a function"
         raise KernelgenError(Diagnostic(message, where, "name a function, or the result of a decorator"))

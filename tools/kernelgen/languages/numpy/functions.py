@@ -23,6 +23,7 @@ def _replaces(function: Any) -> Callable[[F], F]:
 
 FUNCTIONS[np.copy] = lambda a, **_: jnp.asarray(a)
 FUNCTIONS[np.linalg.norm] = jnp.linalg.norm
+FUNCTIONS[np.clip] = lambda a, a_min=None, a_max=None, **ends: jnp.clip(a, **{"min": a_min, "max": a_max, **ends})
 FUNCTIONS[np.tan] = lambda x: jnp.sin(x) / jnp.cos(x)
 
 

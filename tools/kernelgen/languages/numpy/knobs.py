@@ -32,10 +32,8 @@ class Annotated:
         """
         trace = _traced(self._tensor)
         if trace is not None and tile_size is not None:
-            sizes = _numbers("tile_size", tile_size)
             kind, loops = _loops(self._tensor)
-            _fits("tile_size", sizes, loops, f"the loops of this {kind}")
-            self._tensor.tile = sizes
+            self._tensor.tile = sizes = _tile("tile_size", tile_size, loops, f"the loops of this {kind}")
             _record(trace, self._tensor, {"tile_op": {"tile_size": sizes}})
         return self
 
@@ -57,8 +55,7 @@ class Annotated:
         if trace is not None:
             found = _layout(self._tensor, mem_space, partition_dim)
             if tile_size is not None:
-                found["tile_size"] = sizes = _numbers("tile_size", tile_size)
-                _fits("tile_size", sizes, self._tensor.shape, "the array's dimensions")
+                found["tile_size"] = sizes = _tile("tile_size", tile_size, self._tensor.shape, "the array's dimensions")
                 _in_memory(trace, self._tensor, sizes, found)
             if found:
                 _record(trace, self._tensor, {"layout": found})
@@ -95,16 +92,14 @@ class Knob:
             reduced = [loops[-1]] if kind == "matmul" else _reduced(loops, tensor.shape) if kind == "reduction" else []
             if not reduced:
                 raise refused("reduction_tile: this array is not made by a reduction or a matrix product")
-            found["reduction_tile"] = sizes = _numbers("reduction_tile", reduction_tile)
-            _fits("reduction_tile", sizes, reduced, "what is summed up")
+            found["reduction_tile"] = _tile("reduction_tile", reduction_tile, reduced, "what is summed up")
         if tile_size is not None:
-            found["tile_size"] = sizes = _numbers("tile_size", tile_size)
             # Tile sizes of loops over sums are in their own argument, or all are in one.
-            whole = kind in ("matmul", "reduction") and len(sizes) == len(loops) and len(sizes) != tensor.ndim
-            _fits(
-                "tile_size", sizes, loops if whole else tensor.shape, "the loops" if whole else "the array's dimensions"
-            )
-            if not whole:
+            count = 1 if isinstance(tile_size, int) else len(tile_size)
+            if kind in ("matmul", "reduction") and count == len(loops) != tensor.ndim:
+                found["tile_size"] = _tile("tile_size", tile_size, loops, "the loops")
+            else:
+                found["tile_size"] = sizes = _tile("tile_size", tile_size, tensor.shape, "the array's dimensions")
                 _in_memory(trace, tensor, sizes, found)
         if found:
             _record(trace, tensor, {"knob": found})
@@ -144,15 +139,11 @@ def _traced(tensor: Any) -> Trace | None:
     return TRACE.get() if isinstance(tensor, TracedArray) else None
 
 
-def _numbers(name: str, value: Sequence[int] | int) -> list[int]:
-    found = [value] if isinstance(value, int) else list(value)
-    for number in found:
-        if not isinstance(number, int) or isinstance(number, bool) or number <= 0:
-            raise refused(f"{name}: expected numbers of at least 1, not {found}")
-    return found
-
-
-def _fits(name: str, sizes: Sequence[int], loops: Sequence[int], what: str) -> None:
+def _tile(name: str, value: Sequence[int] | int, loops: Sequence[int], what: str) -> list[int]:
+    """Returns tile sizes as a list, after checking that there is one for each of some loops, at most as large as it."""
+    sizes = [value] if isinstance(value, int) else list(value)
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+        raise refused(f"{name}: expected numbers of at least 1, not {sizes}")
     if len(sizes) != len(loops):
         raise refused(
             f"{name}: {len(sizes)} entries for {len(loops)}: {what} are {list(loops)}", f"{name} has an entry for each"
@@ -162,6 +153,7 @@ def _fits(name: str, sizes: Sequence[int], loops: Sequence[int], what: str) -> N
             raise refused(
                 f"{name}: entry {k} is {size}, and {what} are {list(loops)}", "a tile is not larger than what it cuts"
             )
+    return sizes
 
 
 def _loops(tensor: TracedArray) -> tuple[str, tuple[int, ...]]:

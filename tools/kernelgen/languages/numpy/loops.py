@@ -10,7 +10,7 @@ from jax import lax
 
 from kernelgen.languages.numpy import scope
 from kernelgen.languages.numpy.places import refused
-from kernelgen.languages.numpy.tensor import TracedArray, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, holds_tensor, tensor
 
 
 class LoopIndex(TracedArray):
@@ -19,6 +19,8 @@ class LoopIndex(TracedArray):
     Attributes:
         affine: id of the loop, the factor, the summand.
     """
+
+    __slots__ = ("_loop", "affine")
 
     def __init__(self, loop: Any, factor: int = 1, offset: int = 0) -> None:
         super().__init__(loop * np.int32(factor) + np.int32(offset))
@@ -54,11 +56,11 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
         body: a function of the index and the current value; in slices the index may be multiplied by and added to numbers.
         init: an array, a number, or a tuple of those. Shapes and dtypes must not change.
     """
-    if isinstance(lower, TracedArray) or isinstance(upper, TracedArray):
+    if holds_tensor((lower, upper)):
         raise refused("fori_loop: how often it runs is not known while the kernel is traced", "both ends are numbers")
     is_tuple = isinstance(init, tuple)
     begin = init if is_tuple else (init,)
-    if not any(isinstance(v, TracedArray) for v in begin) and scope.TRACE.get() is None:
+    if not holds_tensor(begin) and scope.TRACE.get() is None:
         value = init
         for i in range(lower, upper):
             value = body(i, value)

@@ -9,11 +9,11 @@ from types import FrameType
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location
 
 _OWN = str(Path(__file__).parent)
-_OTHERS = ("jax", "jaxlib", "numpy", "contextlib", "functools")
+_OTHERS = ("jax", "jaxlib", "numpy", "nki_interpreter", "contextlib", "functools")
 
 
 def is_users(frame: FrameType) -> bool:
-    """Returns whether a frame runs a kernel's code rather than NumPy's, JAX's or kernelgen's."""
+    """Returns whether a frame runs a kernel's code rather than that of NumPy, JAX, kernelgen or its interpreter of NKI."""
     name = frame.f_globals.get("__name__") or ""
     return not frame.f_code.co_filename.startswith(_OWN) and name.partition(".")[0] not in _OTHERS
 

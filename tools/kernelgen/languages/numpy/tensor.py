@@ -59,6 +59,7 @@ class TracedArray(np.lib.mixins.NDArrayOperatorsMixin):
         tile: the tile sizes of these loops that a knob sets, if any.
     """
 
+    __slots__ = ("_body", "array", "changed", "iterations", "parameter", "tile")
     __array_priority__ = 1000
     __hash__ = object.__hash__
 
@@ -228,7 +229,7 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
             f"use {hint}" if hint else "docs/reference/kernels-in-numpy.md lists the functions that are",
         )
     values = [unwrapped(a) for a in args]
-    options = {k: narrowed(v) if k == "dtype" and v is not None else unwrapped(v) for k, v in kwargs.items()}
+    options = {k: narrowed(v) if k == "dtype" and isinstance(v, str) else unwrapped(v) for k, v in kwargs.items()}
 
     def computed() -> Any:
         try:
@@ -242,7 +243,7 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
                 function(*map(_zeros, values), **options)  # NumPy's error takes precedence
             raise
 
-    return _wrapped(guarded(name, computed), function, values)
+    return _wrapped(guarded(name, computed), function, [*values, *options.values()])
 
 
 def _zeros(value: Any) -> Any:
@@ -296,7 +297,9 @@ def guarded(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def unwrapped(value: Any, index: bool = False) -> Any:
-    """Returns a value with JAX arrays in place of tensors; in an index, lists become NumPy arrays."""
+    """Returns a value with JAX arrays in place of tensors and 32 bits in dtypes; in an index, lists become NumPy arrays."""
+    if isinstance(value, type | np.dtype):
+        return narrowed(value)
     if isinstance(value, TracedArray):
         return value if index and hasattr(value, "affine") else value.array
     if isinstance(value, tuple) or (isinstance(value, list) and not index):
@@ -334,10 +337,15 @@ def tensor(value: Any, dtype: Any = None) -> TracedArray:
     """
     if isinstance(value, TracedArray):
         return value if dtype is None or value.dtype == dtype else TracedArray(value.array.astype(dtype))
-    if isinstance(value, list | tuple) and any(isinstance(v, TracedArray) for v in value):
+    if holds_tensor(value):
         return tensor(apply(np.stack, ([tensor(v) for v in value],), {}), dtype)
     found = np.asarray(value)
     return TracedArray(jnp.asarray(found.astype(narrowed(found.dtype) if dtype is None else dtype)))
+
+
+def holds_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor, or a list with one at any depth."""
+    return isinstance(value, TracedArray) or (isinstance(value, list | tuple) and any(map(holds_tensor, value)))
 
 
 def cast(value: Any, dtype: Any) -> TracedArray:

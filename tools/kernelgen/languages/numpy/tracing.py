@@ -17,7 +17,7 @@ from kernelgen.languages.numpy import functions, scope  # noqa: F401  # `functio
 from kernelgen.languages.numpy.modules import PACKAGES, modules
 from kernelgen.languages.numpy.places import is_users
 from kernelgen.languages.numpy.scope import Trace
-from kernelgen.languages.numpy.tensor import TracedArray, narrowed, tensor
+from kernelgen.languages.numpy.tensor import TracedArray, holds_tensor, narrowed, tensor
 from nki_interpreter.standing_in import standing_in
 
 
@@ -68,13 +68,9 @@ def _full(shape: Any, fill_value: Any, dtype: Any = None, **_: Any) -> TracedArr
 
 
 def _array(obj: Any, dtype: Any = None, **_: Any) -> Any:
-    if not _holds_tensor(obj):
+    if not holds_tensor(obj):
         return _PLAIN["array"](obj, dtype)
     return TracedArray(tensor(obj, None if dtype is None else narrowed(dtype)).array)
-
-
-def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, TracedArray) or (isinstance(value, list | tuple) and any(map(_holds_tensor, value)))
 
 
 _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
