@@ -5,7 +5,7 @@ the CPU.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -74,11 +74,11 @@ class Device:
         assert " 0 ops ran on the CPU instead of a NeuronCore" in self.log
         return results
 
-    @property
-    def grouped(self) -> tuple[int, int, int]:
-        """Ops that ran on the device, ops in groups, and launches of groups."""
+    def launches(self) -> int:
+        """Returns the launches of groups; checks that all nodes on the device are in groups."""
         ran = harness.ran(self.log)
-        return ran.device.total(), ran.grouped, ran.launches
+        assert ran.grouped == ran.device.total()
+        return ran.launches
 
 
 @pytest.mark.parametrize("unified", [0, 1])
@@ -86,34 +86,30 @@ def test_sequences_with_a_cache_each_are_one_line(programs: harness.Programs, tm
     """Kernels for one sequence compute each op of such calls alone; with one cache for all they compute layers."""
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256,512")
-    calls = ("decode 0:0:4:all 1:0:4:all", "decode 0:4:1:all 1:4:1:all")
-    device.calls(*calls, n_ctx=512, more=f"n_seq_max=2 kv_unified={unified}")
-    lines = re.findall(
-        r"^ggml-neuron: 2 sequences have a cache each.*\n.*--kv-unified.*--n-seq-max 2$", device.log, re.MULTILINE
-    )
-    assert len(lines) == (not unified)
+    lines = ("decode 0:0:4:all 1:0:4:all", "decode 0:4:1:all 1:4:1:all")
+    device.calls(*lines, n_ctx=512, more=f"n_seq_max=2 kv_unified={unified}")
+    message = r"^ggml-neuron: 2 sequences have a cache each.*\n.*--kv-unified.*--n-seq-max 2$"
+    assert len(re.findall(message, device.log, re.MULTILINE)) == (not unified)
 
 
 ALL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
 
-def adapters(folder: Path) -> tuple[Path, Path]:
+def adapters(folder: Path) -> tuple[str, str]:
     """Writes two adapters of different ranks, types and targets."""
     files = folder / "first.gguf", folder / "second.gguf"
     random_llama.write_adapter(files[0], SIZE, rank=8, targets=("attn_q", "attn_v"), seed=2)
     random_llama.write_adapter(files[1], SIZE, rank=4, targets=ALL, seed=3, weights=np.float32)
-    return files
+    return str(files[0]), str(files[1])
 
 
 def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_path: Path) -> None:
     """Two adapters, one of them scaled: one launch for each layer, and one for the output."""
     device = Device(programs, tmp_path)
     first, second = adapters(tmp_path)
-    device.derive("--lora", f"{first}:0.5", "--lora", str(second), n_ctx=(256,), n_tokens=(8,))
+    device.derive("--lora", f"{first}:0.5", "--lora", second, n_ctx=(256,), n_tokens=(8,))
     device.calls(f"adapters {first}:0.5 {second}:1", "decode 0:0:8:all")
-    ran, grouped, launches = device.grouped
-    assert ran == grouped
-    assert launches == SIZE.n_layer + 1
+    assert device.launches() == SIZE.n_layer + 1
 
 
 @pytest.mark.parametrize("fuse", ["layer", pytest.param("step", marks=pytest.mark.long)])
@@ -123,18 +119,13 @@ def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path, fus
     """
     device = Device(programs, tmp_path)
     first, second = adapters(tmp_path)
-    device.derive("--lora", str(first), "--lora", str(second), n_ctx=(256,), n_tokens=(8,), fuse=fuse)
-    scales = ((0.5, 1), (1, -0.25), (3, 0.125))
-    calls = [
-        line
-        for one, other in scales
-        for line in (f"adapters {first}:{one} {second}:{other}", "decode 0:0:8:all", "forget 0 0 -1")
-    ]
-    found = device.calls(*calls)
-    assert len({round(call.nll_cpu, 3) for call in found}) == len(scales), "scales change what is computed"
-    ran, grouped, launches = device.grouped
-    assert ran == grouped
-    assert launches == len(scales) * (SIZE.n_layer + 1 if fuse == "layer" else 1)
+    device.derive("--lora", first, "--lora", second, n_ctx=(256,), n_tokens=(8,), fuse=fuse)
+    lines = []
+    for one, other in ((0.5, 1), (1, -0.25), (3, 0.125)):
+        lines += [f"adapters {first}:{one} {second}:{other}", "decode 0:0:8:all", "forget 0 0 -1"]
+    results = device.calls(*lines)
+    assert len({round(call.nll_cpu, 3) for call in results}) == 3, "scales change what is computed"
+    assert device.launches() == 3 * (SIZE.n_layer + 1 if fuse == "layer" else 1)
 
 
 @pytest.mark.long
@@ -142,24 +133,23 @@ def test_calls_with_adapters_and_without_take_turns(programs: harness.Programs, 
     device = Device(programs, tmp_path)
     first, second = adapters(tmp_path)
     device.derive("--n-kv", "256")
-    device.derive("--n-kv", "256", "--lora", f"{first}:0.5", "--lora", str(second))
-    calls = ("decode 0:0:8:all", "decode 0:8:1:all", "forget 0 0 -1")
-    both = device.calls(f"adapters {first}:0.5 {second}:1", *calls, "adapters", *calls)
+    device.derive("--n-kv", "256", "--lora", f"{first}:0.5", "--lora", second)
+    lines = ("decode 0:0:8:all", "decode 0:8:1:all", "forget 0 0 -1")
+    both = device.calls(f"adapters {first}:0.5 {second}:1", *lines, "adapters", *lines)
     assert abs(both[0].nll_cpu / both[2].nll_cpu - 1) > 0.01, "adapters change what is computed"
-    ran, grouped, launches = device.grouped
-    assert ran == grouped
-    device.calls(*calls, *calls)
-    _, _, without = device.grouped
-    assert launches == without
+    launches = device.launches()
+    device.calls(*lines, *lines)
+    assert launches == device.launches()
 
 
-def shift(pos: int) -> Iterable[str]:
-    """Yields calls that fill positions up to `pos`, drop half of them as --context-shift does, and continue."""
-    yield from (f"decode 0:{p}:8:none" for p in range(0, pos, 8))
-    yield f"forget 0 8 {pos // 2}"
-    yield f"shift 0 {pos // 2} -1 {8 - pos // 2}"
-    pos -= pos // 2 - 8
-    yield from (f"decode 0:{pos}:8:all", f"decode 0:{pos + 8}:1:all")
+SHIFT = (
+    *(f"decode 0:{pos}:8:none" for pos in range(0, 64, 8)),
+    "forget 0 8 32",
+    "shift 0 32 -1 -24",
+    "decode 0:40:8:all",
+    "decode 0:48:1:all",
+)
+"""Calls that fill positions, drop half of them as --context-shift does, and continue."""
 
 
 @pytest.mark.long
@@ -168,7 +158,7 @@ def test_a_context_shift_is_computed_in_place(programs: harness.Programs, tmp_pa
     """The cache has three times as many cells as the kernel."""
     device = Device(programs, tmp_path, cache)
     device.derive("--n-kv", "256,512,1024", "--context-shift")
-    device.calls(*shift(64), n_ctx=768)
+    device.calls(*SHIFT, n_ctx=768)
     assert " ROPE" in device.log
 
 
@@ -182,17 +172,16 @@ def test_a_shift_of_a_large_cache_is_as_many_launches_as_it_needs(
     """
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256", "--context-shift")
-    found = device.calls(*shift(64), n_ctx=n_ctx)
-    n_layers = SIZE.n_layer
-    assert f" {(len(found) * 2 + 1) * n_layers} ROPE" in device.log
-    assert f" {len(found) * n_layers} FLASH_ATTN_EXT" in device.log
+    results = device.calls(*SHIFT, n_ctx=n_ctx)
+    assert f" {(len(results) * 2 + 1) * SIZE.n_layer} ROPE" in device.log
+    assert f" {len(results) * SIZE.n_layer} FLASH_ATTN_EXT" in device.log
 
 
 @pytest.mark.long
 def test_each_device_shifts_its_slice_of_the_cache(programs: harness.Programs, tmp_path: Path) -> None:
     device = Device(programs, tmp_path, options=("-sm", "tensor"))
     device.derive("--n-kv", "256", "--context-shift", "--split-mode", "tensor", "--devices", "2")
-    device.calls(*shift(64), cores=2)
+    device.calls(*SHIFT, cores=2)
     assert len(re.findall("core [01]: .* launches", device.log)) == 2
 
 
@@ -201,8 +190,7 @@ def test_a_quantized_cache_is_read_and_written_on_the_device(programs: harness.P
     device = Device(programs, tmp_path, "q8_0")
     device.derive("--n-kv", "256,512")
     device.calls("decode 0:0:8:all", "decode 0:8:3:all", *(f"decode 0:{n}:1:all" for n in range(11, 14)), n_ctx=512)
-    ran, grouped, _ = device.grouped
-    assert ran == grouped
+    assert device.launches() > 0
 
 
 ENCODERS = {
@@ -211,28 +199,29 @@ ENCODERS = {
     "reranker": partial(random_llama.write_bert, rank=True),
     "T5": random_llama.write_t5,
 }
+OF_TEXTS = "embeddings=1 n_seq_max=4 kv_unified=1"
+THREE = "decode 0:0:7:all 1:0:1:all 2:0:4:all"
 
 
-def is_a_launch_for_each_layer(device: Device, n_calls: int) -> bool:
-    """Whether all nodes are in groups: one per layer, one before and one after the layers."""
-    ran, grouped, launches = device.grouped
-    return ran == grouped and launches <= n_calls * (SIZE.n_layer + 2)
+def encoder(programs: harness.Programs, folder: Path, kind: str, *more: str, fuse: str) -> Device:
+    """Returns a model with an encoder, and kernels for 8 and 16 tokens."""
+    device = Device(programs, folder)
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", *more, n_ctx=(256,), n_tokens=(8, 16), fuse=fuse)
+    return device
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", list(ENCODERS))
 def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
-    """Kernels for 8 and 16 tokens compute one and several sequences: the whole graph except the rows of tables, which
-    llama.cpp keeps on the CPU.
+    """The kernels compute one and several sequences: the whole graph except the rows of tables, which llama.cpp keeps on
+    the CPU. There is one group per layer, one before and one after the layers.
     """
-    device = Device(programs, tmp_path)
-    ENCODERS[kind](device.file, SIZE)
-    device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16))
-    alone = [f"decode 0:0:{n}:all" for n in range(1, 17)]
-    together = ["decode 0:0:5:all 1:0:3:all", "decode 0:0:7:all 1:0:1:all 2:0:4:all"]
-    found = device.calls(*alone, *together, more="embeddings=1 n_seq_max=4 kv_unified=1")
-    assert [call.rows for call in found] == [1] * len(alone) + [2, 3]
-    assert is_a_launch_for_each_layer(device, len(found))
+    device = encoder(programs, tmp_path, kind, fuse="layer")
+    lines = [f"decode 0:0:{n}:all" for n in range(1, 17)]
+    results = device.calls(*lines, "decode 0:0:5:all 1:0:3:all", THREE, more=OF_TEXTS)
+    assert [call.rows for call in results] == [1] * len(lines) + [2, 3]
+    assert device.launches() <= len(results) * (SIZE.n_layer + 2)
 
 
 @pytest.mark.parametrize(
@@ -242,16 +231,12 @@ def test_attention_of_an_encoder_is_a_group_where_layers_are_none(
     programs: harness.Programs, tmp_path: Path, kind: str
 ) -> None:
     """With --fuse none: so no op of attention runs on the CPU, for any number of tokens."""
-    device = Device(programs, tmp_path)
-    ENCODERS[kind](device.file, SIZE)
-    device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
-    alone = [f"decode 0:0:{n}:all" for n in (1, 5, 8, 13)]
-    together = ["decode 0:0:7:all 1:0:1:all 2:0:4:all"]
-    found = device.calls(*alone, *together, more="embeddings=1 n_seq_max=4 kv_unified=1")
-    ran, grouped, launches = device.grouped
-    assert grouped < ran
+    device = encoder(programs, tmp_path, kind, fuse="none")
+    results = device.calls(*(f"decode 0:0:{n}:all" for n in (1, 5, 8, 13)), THREE, more=OF_TEXTS)
+    ran = harness.ran(device.log)
+    assert ran.grouped < ran.device.total()
     attention, mean = SIZE.n_layer, kind in ("mean", "T5")
-    assert launches == len(found) * (attention + mean)
+    assert ran.launches == len(results) * (attention + mean)
 
 
 @pytest.mark.parametrize(
@@ -267,34 +252,30 @@ def test_an_encoder_whose_nodes_are_read_one_by_one(
     """A program like llama-eval-callback reads each node: no group computes them, and nodes of attention still have
     kernels for other numbers of tokens.
     """
-    device = Device(programs, tmp_path)
-    ENCODERS[kind](device.file, SIZE)
-    device.derive("--embeddings", "--flash-attn", "both", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
-    alone = [f"decode 0:0:{n}:all" for n in (3, 8, 13)]
-    together = ["decode 0:0:7:all 1:0:1:all 2:0:4:all"]
-    more = f"embeddings=1 n_seq_max=4 kv_unified=1 watched=1 flash_attn={flash}"
-    device.calls(*alone, *together, more=more)
+    device = encoder(programs, tmp_path, kind, "--flash-attn", "both", fuse="none")
+    lines = [f"decode 0:0:{n}:all" for n in (3, 8, 13)]
+    device.calls(*lines, THREE, more=f"{OF_TEXTS} watched=1 flash_attn={flash}")
     assert "ran in groups" not in device.log
 
 
 @pytest.mark.parametrize(
-    ("flash", "flash_attn", "buffers"),
+    ("flash_attn", "buffers"),
     [
-        ("off", 0, "device"),
-        pytest.param("off", 0, "host", marks=pytest.mark.long),
-        pytest.param("on", 1, "device", marks=pytest.mark.long),
+        (0, "device"),
+        pytest.param(0, "host", marks=pytest.mark.long),
+        pytest.param(1, "device", marks=pytest.mark.long),
     ],
 )
 def test_a_model_whose_nodes_are_read_one_by_one(
-    programs: harness.Programs, tmp_path: Path, flash: str, flash_attn: int, buffers: str
+    programs: harness.Programs, tmp_path: Path, flash_attn: int, buffers: str
 ) -> None:
     """A model with a cache: the scores of several heads lie between its keys and values."""
     device = Device(programs, tmp_path, buffers=buffers)
     random_llama.write(device.file, size=replace(SIZE, n_head_kv=1))
+    flash = "on" if flash_attn else "off"
     device.derive("--flash-attn", flash, "--n-kv", "256", n_ctx=(256,), fuse="none")
-    device.calls(
-        "decode 0:0:5:all", "decode 0:5:8:all", "decode 0:13:3:last", more=f"watched=1 flash_attn={flash_attn}"
-    )
+    lines = ("decode 0:0:5:all", "decode 0:5:8:all", "decode 0:13:3:last")
+    device.calls(*lines, more=f"watched=1 flash_attn={flash_attn}")
 
 
 @pytest.mark.long
@@ -302,11 +283,8 @@ def test_calls_of_2_to_16_tokens_are_a_launch_for_each_layer(programs: harness.P
     """A target verifies a draft this way: it reads the logits of all tokens."""
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256", n_tokens=(1, 8, 16))
-    calls = [line for n in range(2, 17) for line in (f"decode 0:0:{n}:all", "forget 0 0 -1")]
-    device.calls(*calls)
-    ran, grouped, launches = device.grouped
-    assert ran == grouped
-    assert launches == 15 * (SIZE.n_layer + 1)
+    device.calls(*(line for n in range(2, 17) for line in (f"decode 0:0:{n}:all", "forget 0 0 -1")))
+    assert device.launches() == 15 * (SIZE.n_layer + 1)
 
 
 @pytest.mark.long
@@ -314,8 +292,8 @@ def test_a_saved_state_is_put_back(programs: harness.Programs, tmp_path: Path) -
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256")
     filled = ("decode 0:0:8:all", "decode 0:8:8:all")
-    found = device.calls(*filled, "save 0", "decode 0:16:5:all", "restore 0", "decode 0:16:5:all")
-    assert found[-1].nll == found[-2].nll
+    results = device.calls(*filled, "save 0", "decode 0:16:5:all", "restore 0", "decode 0:16:5:all")
+    assert results[-1].nll == results[-2].nll
 
 
 @pytest.mark.long

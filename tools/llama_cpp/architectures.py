@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -638,7 +638,7 @@ def main(survey: Survey, programs: Programs, args: argparse.Namespace) -> bool:
     """Runs a survey; returns whether nothing failed."""
     names = args.only.split(",") if args.only else all_names(programs)
     if survey.cores > 1:
-        survey = Survey(survey.page, survey.options, args.fuse or survey.fuse, args.cores or survey.cores)
+        survey = replace(survey, fuse=args.fuse or survey.fuse, cores=args.cores or survey.cores)
     do = partial(run_architecture, programs, survey)
     results = harness.survey(names, do, line, work=args.work, jobs=args.jobs)
     report(results)

@@ -480,6 +480,8 @@ def survey(
         jobs: how many run at once; one per CPU by default.
     """
     results: dict[str, Result] = {}
+    stderr = sys.stderr  # `write_manifest` redirects it in other threads
+    builder()
 
     def do(name: str) -> None:
         kept = work / f"{name}.result" if work else None
@@ -493,7 +495,7 @@ def survey(
             if kept:
                 kept.with_suffix(".part").write_bytes(pickle.dumps(results[name]))
                 kept.with_suffix(".part").rename(kept)
-        print(f"{len(results)}/{len(names)} {line(name, results[name])}, {how}", file=sys.stderr, flush=True)
+        print(f"{len(results)}/{len(names)} {line(name, results[name])}, {how}", file=stderr, flush=True)
 
     if work:
         work.mkdir(parents=True, exist_ok=True)
