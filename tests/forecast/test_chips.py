@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Callable
-from importlib import resources
-from typing import Any
-
 import pytest
 
 from kernelgen.dispatch import chips
 from kernelgen.targets import TARGETS
-
-TEXT = resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8")
 
 
 def test_every_target_has_every_figure_with_its_source_for_each_lnc() -> None:
@@ -45,14 +37,17 @@ def test_no_rate_is_above_what_the_chip_is_promised_to_reach(target: str) -> Non
         assert rows[0][1] == pytest.approx(2 * weights / chip.number("gb_per_s") / 1e6, rel=0.01)
 
 
-def test_a_target_without_measurements_has_the_figures_of_the_first_as_guesses() -> None:
-    table = json.loads(TEXT)
-    for entries in table.values():
-        for one in entries:
-            one["targets"] = [target for target in one["targets"] if target != "trn3"]
-    found = chips.read(json.dumps({name: [e for e in entries if e["targets"]] for name, entries in table.items()}))
-    assert found["trn3", 2].number("gb_per_s") == found["trn1", 1].number("gb_per_s")
-    assert {figure.mark for figure in found["trn3", 2].figures.values()} == {"guessed"}
+def test_each_figure_has_its_form() -> None:
+    for chip in chips.builtin().values():
+        for name, figure in chip.figures.items():
+            form, value = chips.FIGURES[name][1], figure.value
+            if isinstance(form, tuple):
+                assert value.keys() == set(form)
+            elif form is list:
+                sizes = [size for size, _ in value]
+                assert sizes and sizes == sorted(set(sizes))
+            else:
+                assert isinstance(value, int | float) and value >= 0
 
 
 def test_figures_by_size_are_read_between_and_beside_the_sizes() -> None:
@@ -60,32 +55,3 @@ def test_figures_by_size_are_read_between_and_beside_the_sizes() -> None:
     assert [chip.at("dma_gb_per_s", size) for size in (1, 512, 4096, 8192, 1 << 20)] == [160, 160, 262, 262, 262]
     assert chip.at("dma_gb_per_s", 1448) == pytest.approx(211, rel=0.01)
     assert chip.at("collectives_us", 8) == 2450
-
-
-def entry(table: Any, name: str) -> Any:
-    return table[name][0]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda t: t.pop("nki_call_us"), "figures: expected"),
-        (lambda t: entry(t, "gb_per_s").pop("source"), "gb_per_s: an entry has targets, value, mark, source"),
-        (lambda t: entry(t, "gb_per_s").update(source=""), "gb_per_s: source says in words"),
-        (lambda t: entry(t, "gb_per_s").update(mark="known"), "mark is one of documented, measured, derived, guessed, not 'known'"),
-        (lambda t: entry(t, "gb_per_s").update(value="227"), "gb_per_s: '227' is not a number"),
-        (lambda t: entry(t, "gb_per_s").update(value=True), "gb_per_s: True is not a number"),
-        (lambda t: entry(t, "launch_us").update(value=180), "launch_us: expected a number for each of queued, waited"),
-        (lambda t: entry(t, "rows_ms").update(value=[[128, 1], [128, 2]]), "rows_ms: the sizes do not ascend"),
-        (lambda t: entry(t, "rows_ms").update(value=[[128]]), "rows_ms: expected pairs"),
-        (lambda t: entry(t, "gb_per_s")["targets"].append("trn9"), "there is no target 'trn9'"),
-        (lambda t: entry(t, "gb_per_s").update(lnc=[2]), "gb_per_s: trn1 with LNC 2 is none"),
-        (lambda t: t["gb_per_s"].append(copy.deepcopy(entry(t, "gb_per_s"))), "gb_per_s: trn1 with LNC 1 has two"),
-        (lambda t: entry(t, "gb_per_s")["targets"].remove("inf2"), "inf2 with LNC 1 lacks gb_per_s"),
-    ],
-)  # fmt: skip
-def test_a_table_that_breaks_its_schema_is_refused(change: Callable[[Any], Any], said: str) -> None:
-    table = json.loads(TEXT)
-    change(table)
-    with pytest.raises(ValueError, match=said):
-        chips.read(json.dumps(table))

@@ -108,75 +108,21 @@ class Chip:
         return before[1]
 
 
-def read(text: str) -> dict[tuple[str, int], Chip]:
-    """Returns the chips of a text in the form of chips.json, by target and LNC.
-
-    A target without figures has the first target's, marked as guessed.
-
-    Raises:
-        ValueError: it is not such a text; the message gives the place.
-    """
-    table = json.loads(text)
-    if table.keys() != FIGURES.keys():
-        raise ValueError(f"figures: expected {', '.join(FIGURES)}, not {', '.join(table)}")
+@cache
+def builtin() -> dict[tuple[str, int], Chip]:
+    """Returns the chips of chips.json by target and LNC. A target without figures has the first target's, marked as guessed."""
+    table = json.loads(resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8"))
     found: dict[tuple[str, int], dict[str, Figure]] = {
         (target.name, lnc): {} for target in TARGETS.values() for lnc in target.lnc_choices
     }
     for name, entries in table.items():
         for entry in entries:
-            if (
-                not {"targets", "value", "mark", "source"}
-                <= entry.keys()
-                <= {"targets", "lnc", "value", "mark", "source"}
-            ):
-                raise ValueError(f"{name}: an entry has targets, value, mark, source and perhaps lnc")
-            if entry["mark"] not in MARKS:
-                raise ValueError(f"{name}: mark is one of {', '.join(MARKS)}, not {entry['mark']!r}")
-            if not isinstance(entry["source"], str) or not entry["source"]:
-                raise ValueError(f"{name}: source says in words where it is from")
-            _check(name, entry["value"])
             for target in entry["targets"]:
-                if target not in TARGETS:
-                    raise ValueError(f"{name}: there is no target {target!r}")
                 for lnc in entry.get("lnc", TARGETS[target].lnc_choices):
-                    row = found.get((target, lnc))
-                    if row is None or name in row:
-                        raise ValueError(f"{name}: {target} with LNC {lnc} {'has two' if row else 'is none'}")
-                    row[name] = Figure(entry["value"], entry["mark"], entry["source"])
+                    found[target, lnc][name] = Figure(entry["value"], entry["mark"], entry["source"])
     known = next(row for row in found.values() if row)
-    for (target, lnc), row in found.items():
-        if not row:
-            row |= {name: Figure(one.value, "guessed", "nothing is known") for name, one in known.items()}
-        if lacking := FIGURES.keys() - row.keys():
-            raise ValueError(f"{target} with LNC {lnc} lacks {', '.join(sorted(lacking))}")
-    return {key: Chip(*key, row) for key, row in found.items()}
-
-
-def _check(name: str, value: Any) -> None:
-    """Raises ValueError unless a value has a figure's form."""
-    form = FIGURES[name][1]
-    if form is float:
-        numbers = [value]
-    elif isinstance(form, tuple):
-        if not isinstance(value, dict) or value.keys() != set(form):
-            raise ValueError(f"{name}: expected a number for each of {', '.join(form)}")
-        numbers = [*value.values()]
-    else:
-        if not isinstance(value, list) or not value or not all(isinstance(p, list) and len(p) == 2 for p in value):
-            raise ValueError(f"{name}: expected pairs of a size and a number")
-        sizes = [size for size, _ in value]
-        if sizes != sorted(set(sizes)):
-            raise ValueError(f"{name}: the sizes do not ascend")
-        numbers = [number for pair in value for number in pair]
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
-            raise ValueError(f"{name}: {number!r} is not a number of 0 or more")
-
-
-@cache
-def builtin() -> dict[tuple[str, int], Chip]:
-    """Returns the chips of chips.json."""
-    return read(resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8"))
+    guessed = {name: Figure(one.value, "guessed", "nothing is known") for name, one in known.items()}
+    return {key: Chip(*key, row or guessed) for key, row in found.items()}
 
 
 def of(target: str, lnc: int | None = None) -> Chip:
