@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fields
 import history
 import pytest
 import survey
@@ -122,7 +121,6 @@ def test_the_table_of_a_folder(folder: Path) -> None:
     assert table["neuronx-cc 2.24.5133.0+58f8de22"].startswith(("1 cayman", "1 mariana", "1 sunda"))
     assert table["neuronx-cc 2.14.227.0+2d4f85be"] == "1 cayman (trn2), hash: MD5, cores 2"
     assert table["simulator 3"] == "1 sunda (trn1, trn1n, inf2), hash: SHA-256, cores 1"
-    assert table["fields without a name"] == "0"
     assert table["remnants of failed compiles"] == "1 bytes 5"
     assert table["HLO modules"] == "6 3 compiled, 1 failed, 2 of unknown fate"
     assert table["agree with their NEFF"] == "3 1 have inputs that the compiler dropped, 0 other types of equal size"
@@ -141,9 +139,6 @@ def test_violations_are_reported_and_are_the_exit_status(folder: Path, modules: 
     damaged[1500] ^= 4
     (folder / "copies" / "again.neff").write_bytes(damaged)
     (folder / "copies" / "zeros.neff").write_bytes(bytes(5000))
-    data = bytearray(real_neff(modules[0], "trn1", 1))
-    data[600] = 1
-    (folder / "copies" / "new.neff").write_bytes(data)
 
     def to_f64(module: Any) -> None:
         for i in module.computations[0].instructions:
@@ -157,28 +152,7 @@ def test_violations_are_reported_and_are_the_exit_status(folder: Path, modules: 
     assert "MODULE_0/model.neff: its input input0 has 256 bytes; its HLO's input0: f32[1,1,4,8], 128" in done.stderr
     assert "again.neff: damaged NEFF" in done.stderr
     assert "zeros.neff: not a NEFF" in done.stderr
-    assert "a field without a name: bytes after the header's lnc_size" in done.stderr
     assert "MODULE_3/model.hlo_module.pb: it was compiled, and the lint says: [NCC_ESPP004]" in done.stderr
-
-
-def test_a_field_that_nothing_names_is_found(
-    modules: list[bytes], real_neff: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = real_neff(modules[0], "trn3", 2)
-    assert list(fields.unnamed(data)) == []
-    monkeypatch.delitem(fields.INFO, "kelp_version")
-    monkeypatch.delitem(fields.DEFINITION, "neff_features")
-    monkeypatch.delitem(fields.TENSOR, "tf_file")
-    monkeypatch.setitem(fields.VARIABLES, "input", {"ops", "size", "type"})
-    monkeypatch.delitem(fields.MEMBERS, r"sg\d\d/act_info\.json|sg\d\d/\w+_and_\w+(\.json|_bkt\.bin|_ctrl\.bin)")
-    assert set(fields.unnamed(data)) == {
-        "info.json: kelp_version",
-        "def.json: neff_features",
-        "tensor_map.json: tf_file",
-        "def.json: var of type input: var_id",
-        "member sg00/act_info.json",
-        "member sg01/act_info.json",
-    }
 
 
 def test_a_folder_that_is_not_there() -> None:

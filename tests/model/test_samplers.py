@@ -8,7 +8,7 @@ import group_kernels
 import headers
 import pytest
 
-from kernelgen import cli, manifest
+from kernelgen import manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.hlo.lint import lint
@@ -100,18 +100,3 @@ def test_chains_have_any_numbers(derive: Derive, model: Path) -> None:
     assert one != derive(
         model, *options, "penalties=16:1.3:0.1:0.1,top_k=6,top_p=0.9,min_p=0.1,temperature=0.5:0.1:0.9,dist"
     )
-
-
-@pytest.mark.long
-def test_coverage_takes_samplers(
-    model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Coverage looks up the nodes of a call with samplers, but not those of llama.cpp's probe."""
-    output = tmp_path / "m.yaml"
-    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1)
-    assert run_model(exporter, model, output, *options, "--samplers", "greedy") == 0
-    where = ("--exporter", exporter.program, "--llama-cpp", exporter.libraries)
-    command = ("coverage", output, "--target", "trn1", "--model", model, *options, "--samplers", "greedy", *where)
-    capsys.readouterr()
-    assert cli.run(list(map(str, command))) == 0
-    assert "ARGMAX" in capsys.readouterr().out.upper()

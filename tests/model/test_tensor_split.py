@@ -159,27 +159,6 @@ def test_kernels_are_parts_between_sums(exporter: Exporter, tmp_path: Path, fuse
         assert max(map(len, found)) == {"layer": 2, "step": 8}[fuse]
 
 
-@pytest.mark.long
-def test_the_forecast_chooses_by_launches_and_barriers_over_several_cores(
-    exporter: Exporter, tmp_path: Path, capsys: Said
-) -> None:
-    model = headers.write(headers.qwen3(n_layer=40), tmp_path / "model.gguf")
-    options = ["--fuse", "auto", "--n-kv", "256", "--target", "trn2", "--n-tokens", "1,8,45"]
-    output = derive(exporter, model, "2", *options)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if ": fuse " in line]
-    assert line.startswith(
-        "trn2: fuse step, by a forecast of the launches and products by weights of 1 token on 2 cores: "
-    )
-    told = dict(re.findall(r" ([a-z+:0-9]+) ([0-9.]+) ms ", line))
-    order = ("none", "parts", "parts+sums", "layer", "layers:2", "step")
-    assert [float(told[name]) for name in order] == sorted((float(told[name]) for name in order), reverse=True)
-    _, groups = loaded(output)
-    assert [len(sums(group)) for group in groups] == [80] * 5  # one output; with several tokens, all outputs as well
-    # YAML's merge key repeats a long entry
-    text = output.read_text()
-    assert (text.count("  - &result_output\n"), text.count("  - <<: *result_output\n")) == (1, 2)
-
-
 @pytest.mark.parametrize("fuse", ["parts+sums", "layer", "step"])
 def test_a_sum_has_beside_it_what_all_devices_compute(exporter: Exporter, tmp_path: Path, fuse: str) -> None:
     """llama.cpp splits a feed-forward network of 384 columns into 256 and 128; attention is the same on both devices."""

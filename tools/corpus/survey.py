@@ -8,7 +8,7 @@ folder belong together if the NEFF's name begins like the module's, as in AWS's 
 `model.neff`), or if the key of a cache's entry names both. A NEFF beside a module that is shorter than a header marks a
 failed compile, as does a `model.log` that reports the failure.
 
-* Every NEFF must be readable to its end, and `fields.py` must name each of its fields.
+* Every NEFF must be readable to its end.
 * A NEFF and its module must agree: device, cores, names and sizes of inputs and outputs.
 * The lint must have no error for a module that was compiled.
 * The canonicaliser must accept every module, and must leave its own output unchanged.
@@ -36,8 +36,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import fields
 
 from kernelgen.cache import entry
 from kernelgen.errors import KernelgenError, printable
@@ -248,16 +246,11 @@ def survey(
 
 def _neffs(corpus: Corpus, report: SurveyReport) -> dict[str, description.NeffDescription]:
     said: dict[str, description.NeffDescription] = {}
-    unnamed: Counter[str] = Counter()
-    bits: Counter[str] = Counter()
     for digest, (path, data) in corpus.neffs.items():
         try:
             said[digest] = description.describe(data, source=str(path))
-            unnamed.update(set(fields.unnamed(data)))
         except KernelgenError as error:
             report.wrong.append(error.diagnostics[0].message)
-            continue
-        bits.update(fields.unnamed_bits(said[digest]))
     report.row("NEFFs", len(corpus.neffs))
     groups: dict[tuple[str, ...], list[description.NeffDescription]] = {}
     for digest, one in said.items():
@@ -268,14 +261,11 @@ def _neffs(corpus: Corpus, report: SurveyReport) -> dict[str, description.NeffDe
         report.row("  " + key[0], len(group), ", ".join([*key[1:], _range("cores", [len(d.cores) for d in group])]))
     tensors = sum(len(one.tensors) for one in said.values())
     report.row("  inputs and outputs", tensors)
-    report.row("  fields without a name", len(unnamed), "; ".join(sorted(unnamed)))
-    report.row("  feature bits without a name", sum(bits.values()), ", ".join(sorted(bits)))
     report.row(
         "  remnants of failed compiles",
         len(corpus.remnants),
         _range("bytes", [p.stat().st_size for p in corpus.remnants]),
     )
-    report.wrong += [f"a field without a name: {name}" for name in sorted(unnamed)]
     return said
 
 

@@ -5,10 +5,14 @@ The hyperparameters of published models are those in their config.json, under ll
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from published.header import GgufHeader, Tensor, Value, decoder
 
@@ -44,151 +48,43 @@ class Manifest:
         return model_header(self.model)
 
 
-def _llama3_8b() -> GgufHeader:
-    return decoder(
-        "llama",
-        n_embd=4096,
-        n_head=32,
-        n_head_kv=8,
-        n_ff=14336,
-        n_vocab=128256,
-        n_layer=32,
-        eps=1e-5,
-        freq_base=500000.0,
-        context_length=8192,
-    )
+DECODERS = {
+    "Llama-3-8B": """llama n_embd=4096 n_head=32 n_head_kv=8 n_ff=14336 n_vocab=128256 n_layer=32 eps=1e-5
+        freq_base=500000.0 context_length=8192""",
+    "Llama-3.2-1B": """llama n_embd=2048 n_head=32 n_head_kv=8 n_ff=8192 n_vocab=128256 n_layer=16 rope_freqs tied eps=1e-5
+        freq_base=500000.0 context_length=131072""",
+    "Qwen2.5-7B": """qwen2 n_embd=3584 n_head=28 n_head_kv=4 n_ff=18944 n_vocab=152064 n_layer=28 qkv_bias
+        context_length=32768""",
+    "Qwen3-8B": """qwen3 n_embd=4096 n_head=32 n_head_kv=8 head=128 n_ff=12288 n_vocab=151936 n_layer=36 qk_norm
+        context_length=40960""",
+    "Gemma-2-2B": """gemma2 n_embd=2304 n_head=8 n_head_kv=4 head=256 n_ff=9216 n_vocab=256000 n_layer=26 post_norms tied
+        freq_base=10000.0 context_length=8192 attention.sliding_window=4096 attn_logit_softcapping=50.0
+        final_logit_softcapping=30.0""",
+    "Gemma-3-4B": """gemma3 n_embd=2560 n_head=8 n_head_kv=4 head=256 n_ff=10240 n_vocab=262144 n_layer=34 qk_norm post_norms
+        tied context_length=131072 attention.sliding_window=1024 rope.scaling.type=linear rope.scaling.factor=8.0""",
+    "Mistral-7B-v0.3": """llama n_embd=4096 n_head=32 n_head_kv=8 n_ff=14336 n_vocab=32768 n_layer=32 eps=1e-5
+        context_length=32768""",
+    "Mixtral-8x7B": """llama n_embd=4096 n_head=32 n_head_kv=8 n_ff=14336 n_vocab=32000 n_layer=32 n_expert=8 eps=1e-5
+        context_length=32768""",
+    "Phi-3-mini-4k": """phi3 n_embd=3072 n_head=32 n_head_kv=32 n_ff=8192 n_vocab=32064 n_layer=32 fused eps=1e-5
+        freq_base=10000.0 context_length=4096 rope.dimension_count=96 attention.sliding_window=2047""",
+}
+"""The architecture of each model, and the arguments of `decoder`; other names are keys of its header."""
+
+_ARGUMENTS = frozenset(inspect.signature(decoder).parameters)
 
 
-def _llama32_1b() -> GgufHeader:
-    return decoder(
-        "llama",
-        n_embd=2048,
-        n_head=32,
-        n_head_kv=8,
-        n_ff=8192,
-        n_vocab=128256,
-        n_layer=16,
-        rope_freqs=True,
-        tied=True,
-        eps=1e-5,
-        freq_base=500000.0,
-        context_length=131072,
-    )
-
-
-def _qwen25_7b() -> GgufHeader:
-    return decoder(
-        "qwen2",
-        n_embd=3584,
-        n_head=28,
-        n_head_kv=4,
-        n_ff=18944,
-        n_vocab=152064,
-        n_layer=28,
-        qkv_bias=True,
-        context_length=32768,
-    )
-
-
-def _qwen3_8b() -> GgufHeader:
-    return decoder(
-        "qwen3",
-        n_embd=4096,
-        n_head=32,
-        n_head_kv=8,
-        head=128,
-        n_ff=12288,
-        n_vocab=151936,
-        n_layer=36,
-        qk_norm=True,
-        context_length=40960,
-    )
-
-
-def _gemma2_2b() -> GgufHeader:
-    return decoder(
-        "gemma2",
-        n_embd=2304,
-        n_head=8,
-        n_head_kv=4,
-        head=256,
-        n_ff=9216,
-        n_vocab=256000,
-        n_layer=26,
-        post_norms=True,
-        tied=True,
-        freq_base=10000.0,
-        context_length=8192,
-        fields={
-            "attention.sliding_window": 4096,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-    )
-
-
-def _gemma3_4b() -> GgufHeader:
-    return decoder(
-        "gemma3",
-        n_embd=2560,
-        n_head=8,
-        n_head_kv=4,
-        head=256,
-        n_ff=10240,
-        n_vocab=262144,
-        n_layer=34,
-        qk_norm=True,
-        post_norms=True,
-        tied=True,
-        context_length=131072,
-        fields={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
-    )
-
-
-def _mistral_7b() -> GgufHeader:
-    return decoder(
-        "llama",
-        n_embd=4096,
-        n_head=32,
-        n_head_kv=8,
-        n_ff=14336,
-        n_vocab=32768,
-        n_layer=32,
-        eps=1e-5,
-        context_length=32768,
-    )
-
-
-def _mixtral_8x7b() -> GgufHeader:
-    return decoder(
-        "llama",
-        n_embd=4096,
-        n_head=32,
-        n_head_kv=8,
-        n_ff=14336,
-        n_vocab=32000,
-        n_layer=32,
-        n_expert=8,
-        eps=1e-5,
-        context_length=32768,
-    )
-
-
-def _phi3_mini() -> GgufHeader:
-    return decoder(
-        "phi3",
-        n_embd=3072,
-        n_head=32,
-        n_head_kv=32,
-        n_ff=8192,
-        n_vocab=32064,
-        n_layer=32,
-        fused=True,
-        eps=1e-5,
-        freq_base=10000.0,
-        context_length=4096,
-        fields={"rope.dimension_count": 96, "attention.sliding_window": 2047},
-    )
+def _decoder(text: str) -> GgufHeader:
+    architecture, *words = text.split()
+    values: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            values[name] = ast.literal_eval(value) if value else True
+        except ValueError:
+            values[name] = value
+    fields = {name: value for name, value in values.items() if name not in _ARGUMENTS}
+    return decoder(architecture, **{name: values[name] for name in values.keys() - fields.keys()}, fields=fields)
 
 
 def _gpt_oss_20b() -> GgufHeader:
@@ -250,18 +146,7 @@ def _small() -> GgufHeader:
 
 
 MODELS: Mapping[str, Callable[[], GgufHeader]] = MappingProxyType(
-    {
-        "Llama-3-8B": _llama3_8b,
-        "Llama-3.2-1B": _llama32_1b,
-        "Qwen2.5-7B": _qwen25_7b,
-        "Qwen3-8B": _qwen3_8b,
-        "Gemma-2-2B": _gemma2_2b,
-        "Gemma-3-4B": _gemma3_4b,
-        "Mistral-7B-v0.3": _mistral_7b,
-        "Mixtral-8x7B": _mixtral_8x7b,
-        "Phi-3-mini-4k": _phi3_mini,
-        "gpt-oss-20b": _gpt_oss_20b,
-    }
+    {name: partial(_decoder, text) for name, text in DECODERS.items()} | {"gpt-oss-20b": _gpt_oss_20b}
 )
 """The models by name."""
 

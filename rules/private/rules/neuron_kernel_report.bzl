@@ -16,9 +16,6 @@ def _neuron_kernel_report_impl(ctx):
     args.add(page, format = "--output=%s")
     if ctx.file.model:
         args.add(ctx.file.model, format = "--model=%s")
-    if ctx.file.baseline:
-        args.add(ctx.file.baseline, format = "--baseline=%s")
-        args.add(ctx.attr.threshold, format = "--threshold=%s")
     args.add_all(ctx.files.measured, format_each = "--measured=%s")
     args.add_all(bundle.logs, map_each = _folder, format_each = "--logs=%s", uniquify = True)
     ctx.actions.run(
@@ -26,7 +23,7 @@ def _neuron_kernel_report_impl(ctx):
         arguments = [args],
         # A user's cache is not an input, so the report must not contain data from it.
         env = {"NEURON_KERNELGEN_CACHE": ".no-cache", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
-        inputs = depset([bundle.tree] + ctx.files.model + ctx.files.baseline + ctx.files.measured, transitive = [bundle.logs]),
+        inputs = depset([bundle.tree] + ctx.files.model + ctx.files.measured, transitive = [bundle.logs]),
         mnemonic = "NeuronReport",
         outputs = [page, numbers, table, kernels],
         progress_message = "Writing a page about " + bundle.name,
@@ -37,15 +34,12 @@ def _neuron_kernel_report_impl(ctx):
 neuron_kernel_report = rule(
     doc = """Writes an HTML report on a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/reference/report.md).
 
-Each bundle has one, `<name>.report`. A target of your own adds what a call takes, measured times, or a baseline: then a time that is above the
-baseline's by more than `threshold` fails the build.""",
+Each bundle has one, `<name>.report`. A target of your own adds what a call takes, or measured times.""",
     implementation = _neuron_kernel_report_impl,
     attrs = {
-        "baseline": attr.label(allow_single_file = [".json"], doc = "The JSON of an earlier report."),
         "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo], doc = "The `neuron_kernel_bundle` that the report is about."),
         "measured": attr.label_list(allow_files = True, doc = "Measured times, in the files that `kernelgen report --measured` reads."),
         "model": attr.label(allow_single_file = True, doc = "An export of the model's graphs, from which the report counts launches (docs/reference/models.md)."),
-        "threshold": attr.string(default = "5", doc = "The allowed increase of a time over the baseline, in percent."),
         "_kernelgen": attr.label(default = "//tools/kernelgen", cfg = "exec", executable = True),
     },
 )

@@ -7,15 +7,13 @@ backend's figures are generated from here (`backend/ggml-neuron/select/costs.inc
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Generic, Literal, TypeVar
-
-import msgspec
-from msgspec import Meta, Struct
+from typing import Any
 
 from kernelgen.targets import TARGETS
 
@@ -27,78 +25,47 @@ MARKS = {
 }
 """The kinds of evidence of a figure."""
 
-T = TypeVar("T")
-Number = Annotated[float, Meta(ge=0)]
-BySize = Annotated[list[tuple[Number, Number]], Meta(min_length=1)]
-"""Pairs of a size and a number, by ascending size."""
+_ENGINES = ("tensor", "vector", "scalar", "gpsimd")
+
+FIGURES: Mapping[str, tuple[str, tuple[str, ...] | type, str]] = {
+    "launch_us": ("µs", ("queued", "waited"), "a launch takes beside its work, behind another in a queue or waited for"),
+    "gb_per_s": ("GB/s", float, "weights are streamed at by a compiled graph"),
+    "dma_gb_per_s": ("GB/s", list, "of DMA, by bytes in one run of a partition"),
+    "rows_ms": ("ms", list, "a feed-forward layer of 4,096 x 14,336 in BF16, by rows"),
+    "rows_ms_of_one_compile": ("ms", list, "the same layer in a compile that is doubted; nothing is computed from it"),
+    "clock_ghz": ("GHz", _ENGINES, "of a physical core's engines"),
+    "tensor_ns_per_column": (
+        "ns", ("bfloat16", "float16", "float8", "float32"), "a column that moves through a tile of 128 x 128, by dtype"
+    ),
+    "vector_ns_per_element": ("ns", ("one", "two"), "an element of a partition, by operands in SBUF"),
+    "scalar_ns_per_element": ("ns", float, "an element of a partition"),
+    "gpsimd_ns_per_element": ("ns", float, "an element of a partition"),
+    "instruction_ns": ("ns", _ENGINES, "an instruction beside its elements"),
+    "dependent_ns": ("ns", float, "an instruction that waits for the result of the one before, beside its elements"),
+    "nki_call_us": ("µs", float, "a call of an NKI kernel within a graph, beside its work"),
+    "descriptor_ns": ("ns", ("row", "element"), "a descriptor of DMA whose address the program computes"),
+    "collectives_us": ("µs", list, "an execution with any all-reduce, by ranks"),
+    "all_reduce_us": ("µs", float, "each small all-reduce, beside that"),
+    "all_reduce_gb_per_s": ("GB/s", float, "of an all-reduce's bytes, beside that"),
+    "host_gb_per_s": ("GB/s", ("to_device", "from_device"), "of one core"),
+    "host_transfer_us": ("µs", float, "a transfer beside its bytes"),
+}  # fmt: skip
+"""Each figure's unit, form (a number, numbers by these names, or ascending pairs of a size and a number), and meaning."""
 
 
-class Figure(Struct, Generic[T], forbid_unknown_fields=True, frozen=True):
-    """A figure of some targets.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of one target.
 
     Attributes:
-        targets: the targets.
-        value: in the form and unit of `Figures`.
+        value: in the form and unit of `FIGURES`.
         mark: its kind of evidence, one of `MARKS`.
         source: its source, in words.
-        lnc: the configurations; empty for all that the targets have.
     """
 
-    targets: list[str]
-    value: T
-    mark: Literal["documented", "measured", "derived", "guessed"]
-    source: Annotated[str, Meta(min_length=1)]
-    lnc: list[int] = []
-
-
-_Number = list[Figure[Number]]
-_Named = list[Figure[dict[str, Number]]]
-_BySize = list[Figure[BySize]]
-
-
-class Figures(Struct, forbid_unknown_fields=True):
-    """The table: what each figure is for.
-
-    Attributes:
-        launch_us: µs that a launch takes beside its work, `queued` behind another or `waited` for.
-        gb_per_s: GB/s at which a compiled graph streams weights.
-        dma_gb_per_s: GB/s of DMA, by bytes in one run of a partition.
-        rows_ms: ms of a feed-forward layer of 4,096 x 14,336 in BF16, by rows.
-        rows_ms_of_one_compile: ms of the same layer in a compile that is doubted; nothing is computed from it.
-        clock_ghz: GHz of a physical core's engines.
-        tensor_ns_per_column: ns of a column that moves through a tile of 128 x 128, by dtype.
-        vector_ns_per_element: ns of an element of a partition, with `one` or `two` operands in SBUF.
-        scalar_ns_per_element, gpsimd_ns_per_element: ns of an element of a partition.
-        instruction_ns: ns of an instruction beside its elements, by engine.
-        dependent_ns: ns of an instruction that waits for the result of the one before, beside its elements.
-        nki_call_us: µs of a call of an NKI kernel within a graph, beside its work.
-        descriptor_ns: ns of a descriptor of DMA whose address the program computes, for a `row` or an `element`.
-        collectives_us: µs of an execution with any all-reduce, by ranks.
-        all_reduce_us: µs of each small all-reduce, beside that.
-        all_reduce_gb_per_s: GB/s of an all-reduce's bytes, beside that.
-        host_gb_per_s: GB/s of one core, `to_device` and `from_device`.
-        host_transfer_us: µs of a transfer beside its bytes.
-    """
-
-    launch_us: _Named
-    gb_per_s: _Number
-    dma_gb_per_s: _BySize
-    rows_ms: _BySize
-    rows_ms_of_one_compile: _BySize
-    clock_ghz: _Named
-    tensor_ns_per_column: _Named
-    vector_ns_per_element: _Named
-    scalar_ns_per_element: _Number
-    gpsimd_ns_per_element: _Number
-    instruction_ns: _Named
-    dependent_ns: _Number
-    nki_call_us: _Number
-    descriptor_ns: _Named
-    collectives_us: _BySize
-    all_reduce_us: _Number
-    all_reduce_gb_per_s: _Number
-    host_gb_per_s: _Named
-    host_transfer_us: _Number
+    value: Any
+    mark: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +75,12 @@ class Chip:
     Attributes:
         target: value of neuronx-cc's `--target`.
         lnc: physical cores of a logical core.
-        figures: by name, all of `Figures`.
+        figures: by name, all of `FIGURES`.
     """
 
     target: str
     lnc: int
-    figures: Mapping[str, Figure[Any]]
+    figures: Mapping[str, Figure]
 
     def number(self, name: str) -> float:
         """Returns a figure with a single number."""
@@ -141,39 +108,21 @@ class Chip:
         return before[1]
 
 
-def read(text: str) -> dict[tuple[str, int], Chip]:
-    """Returns the chips of a text in the form of chips.json, by target and LNC.
-
-    A target without figures has the first target's, marked as guessed.
-
-    Raises:
-        msgspec.ValidationError: the text has another form; the message gives the place.
-        ValueError: a target lacks a figure, or has two.
-    """
-    table = msgspec.json.decode(text, type=Figures)
-    found: dict[tuple[str, int], dict[str, Figure[Any]]] = {
-        (target.name, lnc): {} for target in TARGETS.values() for lnc in target.lnc_choices
-    }
-    for name in Figures.__struct_fields__:
-        for figure in getattr(table, name):
-            for target in figure.targets:
-                for lnc in figure.lnc or TARGETS[target].lnc_choices:
-                    if found[target, lnc].setdefault(name, figure) is not figure:
-                        raise ValueError(f"{name}: {target} with LNC {lnc} has two")
-    known = next(row for row in found.values() if row)
-    for (target, lnc), row in found.items():
-        if not row:
-            guessed = {"mark": "guessed", "source": "nothing is known"}
-            row |= {name: msgspec.structs.replace(one, **guessed) for name, one in known.items()}
-        if lacking := set(Figures.__struct_fields__) - row.keys():
-            raise ValueError(f"{target} with LNC {lnc} lacks {', '.join(sorted(lacking))}")
-    return {key: Chip(*key, row) for key, row in found.items()}
-
-
 @cache
 def builtin() -> dict[tuple[str, int], Chip]:
-    """Returns the chips of chips.json."""
-    return read(resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8"))
+    """Returns the chips of chips.json by target and LNC. A target without figures has the first target's, marked as guessed."""
+    table = json.loads(resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8"))
+    found: dict[tuple[str, int], dict[str, Figure]] = {
+        (target.name, lnc): {} for target in TARGETS.values() for lnc in target.lnc_choices
+    }
+    for name, entries in table.items():
+        for entry in entries:
+            for target in entry["targets"]:
+                for lnc in entry.get("lnc", TARGETS[target].lnc_choices):
+                    found[target, lnc][name] = Figure(entry["value"], entry["mark"], entry["source"])
+    known = next(row for row in found.values() if row)
+    guessed = {name: Figure(one.value, "guessed", "nothing is known") for name, one in known.items()}
+    return {key: Chip(*key, row or guessed) for key, row in found.items()}
 
 
 def of(target: str, lnc: int | None = None) -> Chip:

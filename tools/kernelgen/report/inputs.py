@@ -1,4 +1,4 @@
-"""Reads the files of `kernelgen report --baseline` and `--measured`: text, JSON and CSV of limited size, depth and digits."""
+"""Reads the files of `kernelgen report --measured`: text, JSON and CSV of limited size, depth and digits."""
 
 from __future__ import annotations
 

@@ -139,14 +139,11 @@ def of_kernel(row: Mapping[str, Any], made: kernel_page.KernelOrigin, report: st
     )
 
 
-def page(
-    numbers: Mapping[str, Any], differences: Sequence[Mapping[str, Any]] | None = None, kernels: str | None = None
-) -> str:
+def page(numbers: Mapping[str, Any], kernels: str | None = None) -> str:
     """Returns the page: self-contained HTML.
 
     Args:
         numbers: the result of `kernelgen.report.numbers.collect`.
-        differences: from a baseline (`kernelgen.report.baseline`); None without one.
         kernels: the folder beside the page with each kernel's page; None without them.
     """
     by_cache, by_cores = numbers["by_cache"], numbers["by_cores"]
@@ -163,7 +160,6 @@ def page(
         .get_template("report.html.j2")
         .render(
             numbers=numbers,
-            differences=differences,
             folder=kernels,
             parts=PARTS,
             color=plots.color,
@@ -186,7 +182,6 @@ def page(
             launched=[
                 one for one in numbers["kernels"] if not numbers["calls"] or one["per_token"] or one["per_prompt"]
             ],
-            titles={kernel["id"]: kernel["title"] for kernel in numbers["kernels"]},
             words=WORDS,
             row=row,
         )
