@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,6 @@ def test_a_summary_of_neuron_profile_is_of_the_kernel_that_its_file_is_named_aft
         (json.dumps([event("a", 10**400)]), "expected a number above 0"),
         (json.dumps([event("a", 1)]).replace('"a"', "[]"), "expected events of the backend's profile"),
         (f"[{'9' * 5000}]", "limit"),
-        ("[" * 100_000, "maximum recursion depth exceeded"),
         ("[1 2]", "expected a profile of the backend"),
         ('{"a": 1}', "with total_time in seconds"),
         ('{"a": {"total_time": 0}}', "expected a number above 0"),
@@ -102,11 +100,3 @@ def test_what_is_not_times_is_refused(tmp_path: Path, text: str, said: str) -> N
     with pytest.raises(KernelgenError, match=said):
         read(tmp_path, text)
     assert [path.name for path in tmp_path.iterdir()] == ["measured"]
-
-
-def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "measured"
-    path.touch()
-    os.truncate(path, 1 << 40)
-    with pytest.raises(OSError, match="has 1099511627776 bytes, more than"):
-        measured.read(path, [])

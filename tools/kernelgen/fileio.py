@@ -10,15 +10,10 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from kernelgen.errors import KernelgenError
 
 _SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-
-MAX_INPUT = 1 << 31
-"""Maximum bytes of a file that is read at once: protobuf's limit for an HLO, and far more than a NEFF has. A sparse file may have
-any size."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -37,44 +32,6 @@ def check_replaceable(path: str | Path) -> None:
         return  # a path that does not exist can be created, or the attempt reports the reason
     if kind:
         raise KernelgenError(f"{path} is {kind}: expected the path of a file to write")
-
-
-@contextlib.contextmanager
-def open_input(path: str | Path) -> Iterator[BinaryIO]:
-    """Yields a file named by a user, open for reading; never waits for the other end of a FIFO.
-
-    Raises:
-        OSError: it can't be read, or is a pipe or a device, which may have no end; `strerror` gives the reason.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(file).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            kind = _SPECIAL.get(stat.S_IFMT(mode), "not a file")
-            raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
-        with os.fdopen(file, "rb", closefd=False) as stream:
-            yield stream
-    finally:
-        os.close(file)
-
-
-def read_input(path: str | Path, limit: int = MAX_INPUT) -> bytes:
-    """Returns the bytes of a file.
-
-    Args:
-        path: a file, not a pipe or a device, which may have no end.
-        limit: bytes.
-
-    Raises:
-        OSError: it can't be read, is not a file, or is larger than `limit`; `strerror` gives the reason.
-    """
-    with open_input(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size > limit:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", str(path))
-        return stream.read()
 
 
 @contextlib.contextmanager

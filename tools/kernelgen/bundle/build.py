@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kernelgen
-from kernelgen import fileio
 from kernelgen.bundle import embed, pack, tree
 from kernelgen.bundle.contents import BundleOrigin, Contents, StoredFile, file_name
 from kernelgen.bundle.key import KernelIndex
@@ -165,18 +164,18 @@ def _read(entry: Entry, hlo_path: Path | None, neff_path: Path | None, distinct:
     if hlo_path is None or neff_path is None:
         absent = [what for what, path in (("HLO", hlo_path), ("NEFF", neff_path)) if path is None]
         raise KernelgenError(f"there is no {' and no '.join(absent)}")
-    hlo = fileio.read_input(hlo_path)
+    hlo = hlo_path.read_bytes()
     if not hlo:
         raise KernelgenError(f"{hlo_path}: empty")
     notes = ""
     if entry.noted:
         notes_path = hlo_path.with_name(notes_file(kernel_of(hlo_path)))
         try:
-            value = json.loads(fileio.read_input(notes_path))
+            value = json.loads(notes_path.read_bytes())
         except ValueError:
             raise KernelgenError(f"{notes_path}: not the notes of a kernel") from None
         notes = canonical_json(value) if value else ""
-    data = fileio.read_input(neff_path)
+    data = neff_path.read_bytes()
     sha = hashlib.sha256(data).hexdigest()
     if sha not in distinct:
         distinct[sha] = _neff(entry.config, neff_path, data, sha, hlo, len(distinct))

@@ -12,7 +12,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from kernelgen import fileio
 from kernelgen.bundle import tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.bundle.pack import Pack
@@ -53,7 +52,7 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
             return _bundle(of_tree(path), check)
         if path.name == tree.INDEX:
             return _bundle(of_tree(path.parent), check)
-        with fileio.open_input(path) as file:
+        with path.open("rb") as file:
             head = file.read(16)
         # The kind follows from the content; for a file too short or damaged, from the name, so that the error fits.
         if head[:4] == gguf_reader.MAGIC and model_files.is_repacked(path):
@@ -61,9 +60,9 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
         if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
             return _bundle(of_pack(path), check)
         if _looks_like_neff(head) or path.suffix == NEFF:
-            return _neff(fileio.read_input(path), str(path))
+            return _neff(path.read_bytes(), str(path))
         notes = {name: value for name, value in _notes(path).get("notes", {}).items() if name != "costs"}
-        return _hlo(fileio.read_input(path), str(path)) | ({"notes": notes} if notes else {})
+        return _hlo(path.read_bytes(), str(path)) | ({"notes": notes} if notes else {})
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror or error}") from None
 
@@ -94,7 +93,7 @@ def _notes(hlo: Path) -> dict[str, Any]:
     """Returns the emit step's notes beside an HLO file, as `notes`; empty if there are none."""
     file = hlo.with_name(notes_file(kernel_of(hlo)))
     try:
-        notes = json.loads(fileio.read_input(file))
+        notes = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -235,7 +234,7 @@ def _bundle(made: StoredBundle, check: bool) -> dict[str, Any]:
         try:
             _spec_text(kernel.spec)
             _notes_text(kernel.notes)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             raise KernelgenError(f"{made.index}: the spec of {kernel.id} cannot be read") from None
         kernels.append(
             {
@@ -281,7 +280,7 @@ def _tree_files(made: StoredBundle, check: bool) -> tuple[int, list[Diagnostic]]
         wrong = [_unusable(made.path, name) for name in kernel.files]
         mistakes += [mistake for mistake in wrong if mistake]
         size += 0 if wrong[0] else hlo.stat().st_size
-        if check and not wrong[0] and hashlib.sha256(fileio.read_input(hlo)).hexdigest() != kernel.hlo_sha256:
+        if check and not wrong[0] and hashlib.sha256(hlo.read_bytes()).hexdigest() != kernel.hlo_sha256:
             mistakes.append(Diagnostic(f"{hlo}: not the file that {tree.INDEX} describes: its SHA-256 differs"))
         if wrong[1]:
             continue
@@ -289,7 +288,7 @@ def _tree_files(made: StoredBundle, check: bool) -> tuple[int, list[Diagnostic]]
         if real != kernel.neff_size:
             mistakes.append(Diagnostic(f"{file}: {real} bytes, but {tree.INDEX} says {kernel.neff_size}"))
             continue
-        data = fileio.read_input(file) if check else _head(file)
+        data = file.read_bytes() if check else _head(file)
         tensors = _tensors_of(hlo) if check else None
         mistakes += _judge(data, real, kernel.neff_sha256, made.origin, str(file), check, tensors)
     return size, mistakes
@@ -304,7 +303,7 @@ def _unusable(folder: Path, name: str) -> Diagnostic | None:
 def _tensors_of(hlo: Path) -> tuple[container.NeffTensor, ...] | None:
     """Returns the tensors of a kernel; None if its HLO can't be read, which another message reports."""
     try:
-        return container.tensors_of(fileio.read_input(hlo))
+        return container.tensors_of(hlo.read_bytes())
     except (OSError, KernelgenError):
         return None
 
@@ -340,7 +339,7 @@ def _judge(
 
 
 def _head(path: Path) -> bytes:
-    with fileio.open_input(path) as file:
+    with path.open("rb") as file:
         return file.read(HEADER_SIZE)
 
 

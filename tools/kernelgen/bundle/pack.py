@@ -145,7 +145,7 @@ class Pack:
     def read_neff(self, number: int, limit: int | None = None) -> bytes:
         """Returns the bytes of NEFF `number`, or the first `limit` of them."""
         neff = self.neffs[number]
-        with fileio.open_input(self.path) as file:
+        with self.path.open("rb") as file:
             file.seek(self.data_offset + neff.offset)
             return file.read(neff.size if limit is None else min(limit, neff.size))
 
@@ -158,7 +158,7 @@ def read(path: str | Path) -> Pack:
         OSError: it cannot be read.
     """
     path = Path(path)
-    with fileio.open_input(path) as file:
+    with path.open("rb") as file:
         reader = GgufReader(file)
         if reader.size == 0:
             raise KernelgenError(f"{path}: not a kernel pack: the file is empty")

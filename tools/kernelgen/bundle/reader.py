@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen import fileio
 from kernelgen.bundle import pack, tree
 from kernelgen.bundle.contents import BundleOrigin, pack_name
 from kernelgen.bundle.key import key
@@ -97,7 +96,7 @@ class StoredBundle:
         if kernel.files is None:
             raise KernelgenError(f"{self.path}: a pack has no HLO")
         path = self.path / kernel.files[0]
-        data = fileio.read_input(path)
+        data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != kernel.hlo_sha256:
             raise KernelgenError(
                 f"{path} is damaged: it is not the HLO that {self.index} names; build the bundle again"
@@ -153,7 +152,7 @@ def of_pack(path: Path) -> StoredBundle:
     def value(text: str, what: str) -> dict[str, Any]:
         try:
             found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: {error}") from None
         if not isinstance(found, dict):
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: it is not an object")
@@ -214,7 +213,7 @@ def is_bundle(path: Path) -> bool:
     if path.is_dir() or path.name == tree.INDEX:
         return True
     try:
-        with fileio.open_input(path) as file:
+        with path.open("rb") as file:
             return file.read(4) == gguf_reader.MAGIC
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return False
@@ -246,7 +245,7 @@ def read(path: Path) -> list[StoredBundle]:
     return found
 
 
-_BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+_BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 
 
 def _spec(made: StoredBundle, kernel: StoredKernel) -> Spec:

@@ -109,10 +109,10 @@ def read_index(path: str | Path) -> dict[str, Any]:
     """
     file = Path(path) / INDEX
     try:
-        value = json.loads(fileio.read_input(file, limit=2**32 - 1))
+        value = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise KernelgenError(f"{path}: not a bundle tree: it has no {INDEX}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise KernelgenError(f"{file}: not JSON of a bundle: {error}") from None
     if not isinstance(value, dict) or "format" not in value:
         raise KernelgenError(f"{file}: not the index of a bundle")

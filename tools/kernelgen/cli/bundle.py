@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from kernelgen import fileio
 from kernelgen.cli import bundle_forms
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 from kernelgen.plan import Bundle, Plan
@@ -85,10 +84,10 @@ def command(
 
 def _plan(path: Path) -> Plan:
     try:
-        return Plan.from_json(fileio.read_input(path).decode())
+        return Plan.from_json(path.read_bytes().decode())
     except OSError as error:
         raise KernelgenError(f"{path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, msgspec.ValidationError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) and error.args else error
         raise KernelgenError(f"{path}: not a plan as `kernelgen plan --format json` prints it: {what}") from None
 

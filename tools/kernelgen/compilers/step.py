@@ -77,7 +77,7 @@ def compile_file(
         Path(log).parent.mkdir(parents=True, exist_ok=True)  # the output's own folder is created later
         Path(log).unlink(missing_ok=True)
     try:
-        data = fileio.read_input(hlo)
+        data = hlo.read_bytes()
     except OSError as error:
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
     name = kernel or kernel_of(hlo)

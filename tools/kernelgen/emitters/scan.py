@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from kernelgen import fileio
 from kernelgen.emitters import CONTEXT
 from kernelgen.emitters.registration import BINARY, COMPARE, EmitterCondition, ParamSpec, Registration, Row
 from kernelgen.errors import Diagnostic, KernelgenError, Location, did_you_mean
@@ -22,9 +21,6 @@ from kernelgen.ggml.weight_layouts import LAYOUTS
 from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.spec.kernel import SourceSpec
 from kernelgen.targets import TARGETS
-
-MAX_SOURCE = 16 * 1024 * 1024
-"""Maximum bytes of a Python file with kernels."""
 
 _CHOICES: Mapping[str, Collection[str]] = {"language": LANGUAGES, "targets": TARGETS, "layouts": LAYOUTS}
 _MODULE = "kernelgen.emitters"
@@ -38,7 +34,7 @@ _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": 
 def scan(file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
     """Returns a module's registrations in order of lines, and its mistakes."""
     try:
-        source = fileio.read_input(file, MAX_SOURCE)
+        source = file.read_bytes()
     except OSError as error:
         where = Location(str(file), 1, 1)
         return (), (Diagnostic(f"can't read the module: {error.strerror or error}", where),)
@@ -342,7 +338,7 @@ def of_function(file: Path, function: str) -> Registration:
         KernelgenError: the file can't be read, is not Python, or nothing in it has the function's name.
     """
     try:
-        source = fileio.read_input(file, MAX_SOURCE)
+        source = file.read_bytes()
     except OSError as error:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
     lines = _names(source, str(file))

@@ -106,7 +106,7 @@ def _folder(path: Path, expected: str) -> Diagnostic | None:
 def _is_configuration(data: bytes) -> bool:
     try:
         value = json.loads(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return isinstance(value, dict) and isinstance(value.get("model_type"), str)
 

@@ -20,9 +20,6 @@ from kernelgen.errors import Diagnostic, Location
 MAX_DEPTH = 32
 """Maximum levels of nesting; a manifest needs six."""
 
-MAX_BYTES = 64 * 1024 * 1024
-"""Maximum bytes of one file."""
-
 _INT = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {
@@ -134,9 +131,6 @@ def parse(data: bytes, file: str, report: Report) -> YamlNode | None:
         report: receives the YAML mistakes.
     """
     start = Location(file, 1, 1)
-    if len(data) > MAX_BYTES:
-        report.diagnostics.append(Diagnostic(f"the file has {len(data)} bytes, more than {MAX_BYTES}", start))
-        return None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import model_files
@@ -56,7 +55,7 @@ def _parse(path: str | Path, report: Report) -> YamlNode | None:
         report.diagnostics.append(model)
         return None
     try:
-        data = fileio.read_input(path, document.MAX_BYTES)
+        data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         report.diagnostics.append(Diagnostic(f"can't read '{path}': {getattr(error, 'strerror', None) or error}"))
         return None

@@ -76,7 +76,7 @@ class Template:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)  # `2and` is refused without a warning
                 body = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
+        except (SyntaxError, ValueError):
             raise TemplateError(f"'{text}' is not an expression", _HINT) from None
         for node in ast.walk(body):
             if isinstance(node, ast.Name):

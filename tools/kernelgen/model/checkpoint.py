@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen import fileio
 from kernelgen.errors import Diagnostic, KernelgenError, printable, signal_name
 from kernelgen.model.sources import Source, read_json
 
@@ -156,7 +155,7 @@ def _check_parts(folder: Path, names: list[str]) -> None:
 
 
 def _stage_weights(path: Path, staged: Path) -> None:
-    with fileio.open_input(path) as file:
+    with path.open("rb") as file:
         status = os.fstat(file.fileno())
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0

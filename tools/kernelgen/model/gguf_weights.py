@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kernelgen import fileio
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml.gguf_reader import MAGIC, DamagedGguf, GgufReader
 from kernelgen.ggml.types import TYPES_BY_NUMBER
@@ -83,7 +82,7 @@ def read_file(path: Path, keys: Collection[str] = _KEYS) -> tuple[dict[str, Any]
         KernelgenError: the file is not GGUF, or is damaged.
     """
     try:
-        with fileio.open_input(path) as file:
+        with path.open("rb") as file:
             return _read(file, path, keys)
     except DamagedGguf as error:
         raise KernelgenError(f"{path}: damaged at byte {error.at}: {error.what}") from None

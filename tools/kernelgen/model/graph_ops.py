@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kernelgen import fileio
 from kernelgen.errors import Diagnostic, KernelgenError, Location
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.spec.kernel import KernelSpec, spec_from_ggml
@@ -180,7 +179,7 @@ def read_export(path: str | Path, groups: Groups | None = None) -> GraphExport:
 
 def _read(path: str | Path) -> bytes:
     try:
-        return fileio.read_input(path)
+        return Path(path).read_bytes()
     except OSError as error:
         raise KernelgenError(f"can't read '{path}': {error.strerror or error}") from None
 

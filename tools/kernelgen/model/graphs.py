@@ -338,7 +338,7 @@ class GraphReader:
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             value = json.loads(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             value = None
         if not isinstance(value, dict):
             raise self._error(number, "not a JSON object")

@@ -17,7 +17,6 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kernelgen import fileio
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean
 from kernelgen.ggml import ops as ggml_ops
@@ -27,7 +26,7 @@ from kernelgen.manifest import document, kernels
 from kernelgen.manifest.document import Report, YamlNode, short
 from kernelgen.manifest.reading import describe, read
 from kernelgen.model.reasons import Reasons
-from kernelgen.model.sources import MAX_JSON, read_json
+from kernelgen.model.sources import read_json
 from kernelgen.spec.kernel import KernelSpec
 
 _FREE = ("description", "comment")
@@ -71,7 +70,7 @@ def read_kernels(path: Path, catalog: Catalog) -> tuple[list[tuple[KernelSpec, s
     """
     file = str(path)
     try:
-        data = fileio.read_input(path, MAX_JSON)
+        data = path.read_bytes()
     except OSError as error:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
     read_json(data, file)

@@ -28,7 +28,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernelgen import fileio
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.neff.identity import flag
@@ -230,7 +229,7 @@ def read_header_of(path: str | Path) -> Header:
         KernelgenError: not a NEFF, or cut off.
         OSError: it cannot be read.
     """
-    with fileio.open_input(path) as file:
+    with Path(path).open("rb") as file:
         data = file.read(HEADER_SIZE)
         return read_header(data, total=file.seek(0, 2), source=str(path))
 

@@ -58,7 +58,7 @@ def read(path: str | Path) -> NeffOrigin | None:
     try:
         value = json.loads(Path(path).read_bytes())
         return NeffOrigin(*(str(value[name]) for name in ("hlo_sha256", "source", "run", "neff_sha256")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -123,7 +123,7 @@ def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> tuple[int, int, 
     """
     try:
         before = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         before = {}
     before = before if isinstance(before, dict) else {}
     runs = {kernel: origin.run for kernel, origin in known.items()}

@@ -15,9 +15,6 @@ from kernelgen.bundle.reader import StoredBundle
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.spec.filenames import STATE, neff_file
 
-MAX_BYTES = 1 << 20
-"""Maximum size of a log that a build keeps."""
-
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -44,10 +41,7 @@ def find(bundles: Sequence[StoredBundle], folders: Sequence[Path]) -> dict[str, 
 def _read(path: Path) -> str | None:
     """Returns the text of a log, or None if there is none."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = path.read_bytes()
     except OSError:
-        return None
-    if len(data) > MAX_BYTES:
         return None
     return _CONTROL.sub("", data.decode(errors="replace").replace("\r\n", "\n"))

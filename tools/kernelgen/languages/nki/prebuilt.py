@@ -22,9 +22,6 @@ from kernelgen.spec.canonical import canonical_json
 FORMAT = 1
 """Version of the file."""
 
-MAX_RECORD = 1 << 30
-"""Maximum bytes of the file."""
-
 AGAIN = "make it again where NKI's own compiler is installed: `kernelgen prebuild MANIFEST`"
 
 
@@ -75,12 +72,12 @@ def read(file: Path) -> dict[str, Any]:
         KernelgenError: it is missing, or was changed.
     """
     try:
-        kept = json.loads(fileio.read_input(file, MAX_RECORD))
+        kept = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise _error(f"{file} is missing: it holds what NKI's own compiler made of the kernel") from None
     except OSError as error:
         raise _error(f"{file}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         kept = None
     if not isinstance(kept, dict) or kept.get("format") != FORMAT:
         raise _error(f"{file}: not what `kernelgen prebuild` writes, of format {FORMAT}")
