@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,22 +43,37 @@ def write_depfile(
     # Emitters of other kernels may have been imported too; `sources` lists the relevant ones.
     names = [name for name in sys.modules if name.partition(".")[0] in ("kernelgen", "nki_interpreter")]
     own = [sys.modules[name] for name in names if not name.startswith("kernelgen.kernels")]
-    modules = [Path(m.__file__) for m in own if m.__file__]
-    modules = [m for m in modules if needed(m.relative_to(_TOOLS))]
-    paths = [Path(__file__).with_name("worker.py"), *modules, *sources]
-    files = {str(p.resolve()) for p in paths}
+    modules = [m.__file__ for m in own if m.__file__ and needed(_in_tools(m.__file__))]
+    files = {_resolved(file) for file in (str(Path(__file__).with_name("worker.py")), *modules, *map(str, sources))}
     rule = " \\\n  ".join([f"{_makefile(target)}:", *map(_makefile, sorted(files))])
     fileio.write_bytes(path, f"{rule}\n".encode())
 
 
 def imported_elsewhere() -> Iterator[Path]:
     """Yields the imported files of the user that are not in a kernel library: neither kernelgen's nor Python's nor installed."""
-    stdlib = sysconfig.get_path("stdlib")
-    for name, module in sorted(sys.modules.items()):
-        file = Path(getattr(module, "__file__", None) or stdlib)
-        is_installed = file.is_relative_to(stdlib) or bool({"site-packages", "dist-packages"} & {*file.parts})
-        if not (is_installed or name.startswith(("kernelgen.", "_kernelgen_library_")) or file.is_relative_to(_TOOLS)):
-            yield file
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and _is_elsewhere(name, file):
+            yield Path(file)
+
+
+# Cached: a process has a thousand modules, and runs hundreds of steps.
+@functools.cache
+def _is_elsewhere(name: str, file: str) -> bool:
+    path, stdlib = Path(file), sysconfig.get_path("stdlib")
+    is_installed = path.is_relative_to(stdlib) or bool({"site-packages", "dist-packages"} & {*path.parts})
+    is_own = name.startswith(("kernelgen.", "_kernelgen_library_")) or path.is_relative_to(_TOOLS)
+    return not (is_installed or is_own)
+
+
+@functools.cache
+def _in_tools(file: str) -> Path:
+    return Path(file).relative_to(_TOOLS)
+
+
+@functools.cache
+def _resolved(file: str) -> str:
+    return str(Path(file).resolve())
 
 
 def _makefile(path: str) -> str:
