@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelgen.spec.op_kernel import KernelSpec
 
 from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.spec.kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
 LIBRARIES = "LLAMA_CPP_PROGRAMS"

@@ -13,10 +13,10 @@ from typing import Any
 import ggml_cpu
 import ml_dtypes
 import numpy as np
-from kernelgen.spec.op_kernel import KernelSpec
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.spec.kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[np.random.Generator, tuple[int, ...]], Array]
