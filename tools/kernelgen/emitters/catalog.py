@@ -181,7 +181,7 @@ class Catalog:
         Raises:
             KernelgenError: no emitter computes it.
         """
-        kernels = [kernel for kernel in spec.kernels if kernel.op == op]
+        kernels = [node.kernel for node in spec.nodes if node.op == op]
         for library, made in self._all.get(op, ()):
             if made.in_groups and all(map(made.takes_layouts, kernels)):
                 return library, made
