@@ -122,7 +122,7 @@ class Catalog:
             library, made = found
             chosen.setdefault((library.name, made.module, made.language), []).append(target)
         return [
-            Kernel(spec, module, library, (), language, () if len(chosen) == 1 and language == DEFAULT else tuple(of))
+            Kernel(spec, ((library, module),), language, () if len(chosen) == 1 and language == DEFAULT else tuple(of))
             for (library, module, language), of in chosen.items()
         ]
 
@@ -171,11 +171,10 @@ class Catalog:
             if not chosen.takes_layouts(spec.inputs):
                 self._check_layouts(spec)
                 library, chosen = next(found for found in self._all[spec.op] if found[1].takes_layouts(spec.inputs))
-            return Kernel(spec, chosen.module, library.name, language=chosen.language)
+            return Kernel(spec, ((library.name, chosen.module),), chosen.language)
         order = {library.name: i for i, library in enumerate(self.libraries)}
         found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec.ops)}
-        (name, module), *more = sorted(found, key=lambda one: (order[one[0]], one[1]))
-        return Kernel(spec, module, name, tuple(more))
+        return Kernel(spec, tuple(sorted(found, key=lambda one: (order[one[0]], one[1]))))
 
     def _of_group(self, spec: Spec, op: str) -> tuple[Library, Registration]:
         """Returns the emitter of an op inside a graph kernel, for weights in their layouts there.
