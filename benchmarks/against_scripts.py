@@ -80,7 +80,7 @@ def choose(kernels: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
         ValueError: the manifest has too few kernels, or no rope.
     """
     ropes = [k for k in kernels if k["spec"]["op"] == "rope"]
-    others = [k for k in kernels if k["emitter"] != "rope"]
+    others = [k for k in kernels if k["emitters"] != [["kernelgen", "rope"]]]
     if not ropes or count < 2 or len(others) < count - 1:
         raise ValueError(f"{len(others)} kernels and {len(ropes)} ropes: not enough to choose {count}")
     return [ropes[0], *(others[i * len(others) // (count - 1)] for i in range(count - 1))]
@@ -123,7 +123,7 @@ def sequential(copy: Path, folder: Path, text: str) -> Iterator[tuple[str, list[
             {
                 "spec": k["spec"],
                 "library": "kernelgen",
-                "emitter": str(copy / "kernels" / f"{k['emitter']}.py"),
+                "emitter": str(copy / "kernels" / f"{k['emitters'][0][1]}.py"),
                 "config": config,
             }
         )

@@ -97,7 +97,7 @@ def by_itself(count: int, folder: Path, copy: Path, sample: synthetic_kernels.Sa
     manifest = folder / "big.yaml"
     manifest.write_text(text(count))
     planned = usage.run([*kernelgen, "plan", "--format=json", manifest], env=env)
-    if planned.output.count('"emitter"') != count:
+    if planned.output.count('"emitters"') != count:
         raise SystemExit(f"the plan does not have {count} kernels")
     yield Cost.of("plan", planned)
     plan = folder / "plan.json"

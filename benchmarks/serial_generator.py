@@ -12,6 +12,8 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
+
 from kernelgen import lowering
 from kernelgen.compilers import choice
 from kernelgen.compilers.settings import CompileConfig
@@ -31,7 +33,7 @@ def main(kernels: Path, output: Path) -> None:
         function = load_function(Library(kernel["library"], module.parent), registration(module, spec.op))
         path = output / f"{spec.id}.hlo.pb"
         path.write_bytes(lowering.emit(spec, function))
-        config = CompileConfig.from_json(kernel["config"])
+        config = msgspec.convert(kernel["config"], CompileConfig)
         compile_file(path, output / f"{spec.id}.neff", config, compiler, kernel=spec.id)
 
 

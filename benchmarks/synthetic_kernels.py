@@ -62,9 +62,11 @@ def sample(copy: Path, folder: Path) -> Sample:
     )
     plan = json.loads(planned.stdout)
     (kernel,), (config,) = plan["kernels"], plan["configs"].values()
+    import msgspec
+
     from kernelgen.compilers.settings import CompileConfig
 
-    flags = CompileConfig.from_json(config).flags()
+    flags = msgspec.convert(config, CompileConfig).flags()
     out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin")}
     worker = [*python, "kernelgen.steps.worker"]
     spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernelgen"]

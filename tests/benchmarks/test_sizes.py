@@ -90,14 +90,14 @@ def test_made_up_kernels_differ_and_the_stand_in_writes_one_for_all(tmp_path: Pa
 
 def test_the_kernels_of_the_comparison_have_one_rope() -> None:
     kernels = [
-        {"id": f"{op}{n}", "emitter": op, "spec": {"op": op, "alias": None}}
+        {"id": f"{op}{n}", "emitters": [["kernelgen", op]], "spec": {"op": op, "alias": None}}
         for op in ("add", "mul", "rope")
         for n in range(4)
     ]
     for count in (2, 5, 9):
         chosen = against_scripts.choose(kernels, count)
         assert len({k["id"] for k in chosen}) == count
-        assert sum(k["emitter"] == "rope" for k in chosen) == 1
+        assert sum(k["emitters"][0][1] == "rope" for k in chosen) == 1
     assert "alias" not in json.loads(against_scripts.manifest(chosen))["kernels"][0]
     for count in (1, 10):
         with pytest.raises(ValueError, match="not enough"):

@@ -319,7 +319,7 @@ def test_compile_command_says_which_compiler_it_took(tmp_path: Path, monkeypatch
 
 def test_bundle_command(kernels: Kernels, tmp_path: Path) -> None:
     plan = Plan(
-        tuple(Kernel(kernels.specs[i], "elementwise") for i in sorted(kernels.specs)),
+        tuple(Kernel(kernels.specs[i], (("kernelgen", "elementwise"),)) for i in sorted(kernels.specs)),
         (kernels.config,),
         tuple(Neff(i, "trn1", 1, 1) for i in sorted(kernels.specs)),
         (Bundle("tiny", "trn1", "trn1", tuple(kernels.specs)),),

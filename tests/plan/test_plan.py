@@ -23,6 +23,7 @@ from kernelgen.spec.kernel import MAX_ID, GraphSpec, KernelSpec, UnnumberedNode,
 from kernelgen.targets import TARGETS
 
 F32 = st.floats(width=32, allow_nan=False)
+ELEMENTWISE = (("kernelgen", "elementwise"),)
 NE = st.tuples(*[st.integers(1, 64)] * 4)
 
 
@@ -140,14 +141,14 @@ def test_ops_that_ggml_defines_in_place_alias_by_themselves() -> None:
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
 def test_a_plan_does_not_depend_on_the_order_or_the_repetition_of_kernels(sizes: list[int]) -> None:
     def plan(order: list[int]) -> str:
-        kernels = tuple(Kernel(add((n, 1, 1, 1)), "elementwise") for n in order)
+        kernels = tuple(Kernel(add((n, 1, 1, 1)), ELEMENTWISE) for n in order)
         return Plan.merge([Request("m", kernels, (CompileConfig.make("trn1"),))]).to_json()
 
     assert plan(sizes) == plan(sorted(set(sizes), reverse=True))
 
 
 def test_manifests_share_kernels_and_compiles_and_the_larger_need_wins() -> None:
-    both, own = Kernel(add((1, 1, 1, 1)), "elementwise"), Kernel(add((2, 1, 1, 1)), "elementwise")
+    both, own = Kernel(add((1, 1, 1, 1)), ELEMENTWISE), Kernel(add((2, 1, 1, 1)), ELEMENTWISE)
     config = CompileConfig.make("trn1")
     plan = Plan.merge(
         [
@@ -171,7 +172,7 @@ def test_a_compile_of_many_layers_is_counted_for_more_memory() -> None:
             )
             for n in range(layers)
         ]
-        return Kernel(GraphSpec.make(nodes), "matmul")
+        return Kernel(GraphSpec.make(nodes), (("kernelgen", "matmul"),))
 
     def memory(layers: int, dtype: str = "f16", model_type: str = "generic", memory_mb: int | None = None) -> int:
         config = CompileConfig.make("trn1", model_type=model_type)
@@ -195,7 +196,7 @@ def test_settings_other_than_the_defaults_have_a_key_of_their_own() -> None:
 def test_settings_that_collided_in_24_bits_are_distinguished() -> None:
     first, second = (CompileConfig.make("trn1", extra_flags=(f"--verbose=x{n}",)) for n in (1806, 2489))
     assert first.key != second.key and len(first.key) == len("trn1-") + 12
-    plan = Plan.merge([Request(name, (Kernel(add(), "m"),), (c,)) for name, c in (("a", first), ("b", second))])
+    plan = Plan.merge([Request(name, (Kernel(add(), ELEMENTWISE),), (c,)) for name, c in (("a", first), ("b", second))])
     assert len(plan.configs) == len(plan.neffs) == len(plan.bundles) == 2
 
 
@@ -203,16 +204,18 @@ def test_unequal_things_of_one_id_are_an_error(monkeypatch: pytest.MonkeyPatch) 
     other = add((8, 1, 1, 1))
     object.__setattr__(other, "id", add().id)
     with pytest.raises(KernelgenError, match=f"two kernel.* that are not equal have the id {add().id}"):
-        Plan.merge([Request("a", (Kernel(add(), "m"), Kernel(other, "m")), (CompileConfig.make("trn1"),))])
+        Plan.merge(
+            [Request("a", (Kernel(add(), ELEMENTWISE), Kernel(other, ELEMENTWISE)), (CompileConfig.make("trn1"),))]
+        )
     monkeypatch.setattr(CompileConfig, "key", "trn1-0")
     configs = CompileConfig.make("trn1"), CompileConfig.make("trn1", optlevel=1)
     with pytest.raises(KernelgenError, match="two settings that are not equal have the id trn1-0"):
-        Plan.merge([Request(name, (Kernel(add(), "m"),), (c,)) for name, c in zip("ab", configs, strict=True)])
+        Plan.merge([Request(name, (Kernel(add(), ELEMENTWISE),), (c,)) for name, c in zip("ab", configs, strict=True)])
 
 
 @pytest.mark.parametrize("name", ['q"uote', "back\\slash", "line\nbreak", "ä"])
 def test_any_name_of_a_library_is_valid_json(name: str) -> None:
-    plan = Plan.merge([Request("a", (Kernel(add(), name, name),), (CompileConfig.make("trn1"),))])
+    plan = Plan.merge([Request("a", (Kernel(add(), ((name, name),)),), (CompileConfig.make("trn1"),))])
     assert Plan.from_json(plan.to_json()) == plan
 
 

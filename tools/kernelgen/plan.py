@@ -34,9 +34,8 @@ class Kernel:
 
     Attributes:
         spec: the computation.
-        emitter: the emitter's module inside its library (`rope` for rope.py).
-        library: the kernel library's name; `kernelgen` is this project's library.
-        more: (library, module) of the other ops of a group. The first of all modules that has an op computes it.
+        emitters: (library, module) of the emitters: the kernel library's name (`kernelgen` is this project's library), and the
+            module inside it (`rope` for rope.py). The first module that has an op computes it.
         language: the emitter's language; a group's emitters are in JAX.
         targets: the targets that select this kernel; in a plan, the targets that it is built for. Empty means all targets, and
             in a plan also a language whose emitters do not depend on the target.
@@ -44,9 +43,7 @@ class Kernel:
     """
 
     spec: Spec
-    emitter: str
-    library: str = "kernelgen"
-    more: tuple[tuple[str, str], ...] = ()
+    emitters: tuple[tuple[str, str], ...]
     language: str = DEFAULT
     targets: tuple[str, ...] = ()
     prebuilt: str = ""
@@ -56,9 +53,14 @@ class Kernel:
         return built_id(self.spec.id, self.language, self.spec.own_target(self.targets))
 
     @property
-    def emitters(self) -> tuple[tuple[str, str], ...]:
-        """(library, module) of every emitter."""
-        return ((self.library, self.emitter), *self.more)
+    def library(self) -> str:
+        """The first emitter's library."""
+        return self.emitters[0][0]
+
+    @property
+    def emitter(self) -> str:
+        """The first emitter's module."""
+        return self.emitters[0][1]
 
     @property
     def interpreted(self) -> Kernel:
@@ -279,13 +281,6 @@ def _memory_mb(spec: Spec, config: CompileConfig, target: Target) -> int:
     return max(target.memory_per_compile_mb, COMPILE_MB + instructions(spec) * kilobytes // 1024)
 
 
-def _language_json(kernel: Kernel) -> str:
-    if kernel.language == DEFAULT:
-        return ""
-    prebuilt = f',"prebuilt":{canonical_json(kernel.prebuilt)}' if kernel.prebuilt else ""
-    return f',"language":{canonical_json(kernel.language)},"targets":{canonical_json(kernel.targets)}{prebuilt}'
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Every distinct kernel, compile and bundle of some manifests; each tuple sorted by id."""
@@ -351,9 +346,11 @@ class Plan:
     def to_json(self) -> str:
         """Returns the plan as JSON, one kernel per line, ending in a newline."""
         kernels = [
-            f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
-            + (f'"more":{canonical_json(k.more)},' if k.more else "")
-            + f'"spec":{k.spec.json}{_language_json(k)}}}'
+            canonical_json(
+                {"emitters": k.emitters, "id": k.spec.id, "spec": k.spec.to_json()}
+                | ({"language": k.language, "targets": k.targets} if k.language != DEFAULT else {})
+                | ({"prebuilt": k.prebuilt} if k.prebuilt else {})
+            )
             for k in self.kernels
         ]
         configs = {c.key: asdict(c) for c in self.configs}
@@ -394,9 +391,7 @@ class Plan:
             tuple(
                 Kernel(
                     Spec.from_json(k["spec"]),
-                    k["emitter"],
-                    k["library"],
-                    tuple(map(tuple, k.get("more", ()))),
+                    tuple(map(tuple, k["emitters"])),
                     k.get("language", DEFAULT),
                     tuple(k.get("targets", ())),
                     k.get("prebuilt", ""),

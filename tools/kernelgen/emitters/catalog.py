@@ -77,7 +77,9 @@ class Catalog:
             target: the target.
         """
         there = [
-            found for found in self._all.get(spec.op, ()) if found[1].is_for(target) and found[1].takes_layouts(spec)
+            found
+            for found in self._all.get(spec.op, ())
+            if found[1].is_for(target) and found[1].takes_layouts(spec.inputs)
         ]
         if not languages:
             known = self.by_op.get(spec.op)
@@ -101,7 +103,7 @@ class Catalog:
             KernelgenError: no emitter computes it for one of the targets.
         """
         known = self.by_op.get(spec.op)
-        if known and not languages and known[1].in_groups and known[1].takes_layouts(spec):
+        if known and not languages and known[1].in_groups and known[1].takes_layouts(spec.inputs):
             return [self.kernel(spec)]
         chosen: dict[tuple[str, str, str], list[str]] = {}
         for target in targets:
@@ -120,7 +122,7 @@ class Catalog:
             library, made = found
             chosen.setdefault((library.name, made.module, made.language), []).append(target)
         return [
-            Kernel(spec, module, library, (), language, () if len(chosen) == 1 and language == DEFAULT else tuple(of))
+            Kernel(spec, ((library, module),), language, () if len(chosen) == 1 and language == DEFAULT else tuple(of))
             for (library, module, language), of in chosen.items()
         ]
 
@@ -130,7 +132,7 @@ class Catalog:
         Raises:
             KernelgenError: none does.
         """
-        if not any(made.takes_layouts(spec) for _, made in self._all.get(spec.op, ())):
+        if not any(made.takes_layouts(spec.inputs) for _, made in self._all.get(spec.op, ())):
             weight = next(t for t in spec.inputs if t is not None and t.layout)
             raise KernelgenError(
                 Diagnostic(
@@ -166,14 +168,13 @@ class Catalog:
             raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
         if isinstance(spec, KernelSpec):
             library, chosen = self.find(spec.op)
-            if not chosen.takes_layouts(spec):
+            if not chosen.takes_layouts(spec.inputs):
                 self._check_layouts(spec)
-                library, chosen = next(found for found in self._all[spec.op] if found[1].takes_layouts(spec))
-            return Kernel(spec, chosen.module, library.name, language=chosen.language)
+                library, chosen = next(found for found in self._all[spec.op] if found[1].takes_layouts(spec.inputs))
+            return Kernel(spec, ((library.name, chosen.module),), chosen.language)
         order = {library.name: i for i, library in enumerate(self.libraries)}
         found = {(library.name, made.module) for library, made in (self._of_group(spec, op) for op in spec.ops)}
-        (name, module), *more = sorted(found, key=lambda one: (order[one[0]], one[1]))
-        return Kernel(spec, module, name, tuple(more))
+        return Kernel(spec, tuple(sorted(found, key=lambda one: (order[one[0]], one[1]))))
 
     def _of_group(self, spec: Spec, op: str) -> tuple[Library, Registration]:
         """Returns the emitter of an op inside a graph kernel, for weights in their layouts there.
@@ -181,13 +182,14 @@ class Catalog:
         Raises:
             KernelgenError: no emitter computes it.
         """
-        kernels = [kernel for kernel in spec.kernels if kernel.op == op]
+        nodes = [node for node in spec.nodes if node.op == op]
+        tensors = {operand.tensor for node in nodes for operand in node.inputs if operand is not None}
         for library, made in self._all.get(op, ()):
-            if made.in_groups and all(map(made.takes_layouts, kernels)):
+            if made.in_groups and made.takes_layouts(tensors):
                 return library, made
         self.find(op)
-        for kernel in kernels:
-            self._check_layouts(kernel)
+        for node in nodes:
+            self._check_layouts(node.kernel)
         raise KernelgenError(
             Diagnostic(
                 f"no emitter computes op '{op}' in {DEFAULT} for all targets",

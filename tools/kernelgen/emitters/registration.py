@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.languages import DEFAULT
 from kernelgen.spec.kernel import KernelSpec
 
@@ -140,9 +141,9 @@ class Registration:
             for row in self.types
         )
 
-    def takes_layouts(self, spec: KernelSpec) -> bool:
-        """Returns whether the layouts of a kernel's inputs match the declared layouts."""
-        return all(t is None or not t.layout or t.layout in self.layouts for t in spec.inputs)
+    def takes_layouts(self, tensors: Iterable[TensorDesc | None]) -> bool:
+        """Returns whether the layouts of an op's inputs match the declared layouts."""
+        return all(t is None or not t.layout or t.layout in self.layouts for t in tensors)
 
     def fits(self, spec: KernelSpec) -> bool:
         """Returns whether a kernel's input types match the declared types, and its sizes and parameters satisfy `where`."""

@@ -35,6 +35,9 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
         report = Report()
         root = _parse(path, report)
         request = None if root is None else _request(root, catalog, report)
+        if report.diagnostics and (model := model_files.recognize(path, "manifest")):
+            problems.append(model)
+            continue
         if root is not None and request is not None:
             name = root.value["name"]
             first = requests.setdefault(request.name, request)
@@ -50,10 +53,6 @@ def load(paths: Sequence[str | Path], catalog: Catalog) -> list[Request]:
 
 
 def _parse(path: str | Path, report: Report) -> YamlNode | None:
-    model = model_files.recognize(path, "manifest")
-    if model is not None:
-        report.diagnostics.append(model)
-        return None
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name

@@ -97,7 +97,7 @@ class _SourceExpansion(Expansion):
 
     def _for_targets(self, spec: SourceSpec, registration: Registration) -> list[Kernel]:
         """Returns the kernel: one for all targets, or one per target if NKI's compiler makes it, which compiles for one target."""
-        made = Kernel(spec, registration.module, self._library(spec), language=registration.language)
+        made = Kernel(spec, ((self._library(spec), registration.module),), registration.language)
         if spec.lowering == "interpreted":
             if self.entry.prebuilt:
                 self.fail(self.node.keys["prebuilt"], "'prebuilt' is a key of kernels with the lowering 'native'")

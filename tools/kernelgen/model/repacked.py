@@ -75,11 +75,12 @@ _WORDS = 1 << 14
 def wanted(specs: Iterable[Spec]) -> Layouts:
     """Returns the layout that the backend gives a weight, by type and shape; the first in `LAYOUTS` if there are several."""
     found: dict[tuple[str, tuple[int, ...]], str] = {}
-    for kernel in (kernel for spec in specs for kernel in spec.kernels):
-        number = WEIGHTS.get(kernel.op)
-        weight = kernel.inputs[number] if number is not None and number < len(kernel.inputs) else None
-        if weight is None or not weight.layout or not weight.contiguous:
+    for node in (node for spec in specs for node in spec.nodes):
+        number = WEIGHTS.get(node.op)
+        operand = node.inputs[number] if number is not None and number < len(node.inputs) else None
+        if operand is None or not operand.tensor.layout or not operand.tensor.contiguous:
             continue
+        weight = operand.tensor
         key = weight.dtype, tuple(weight.ne)
         found[key] = min(weight.layout, found.get(key, weight.layout), key=LAYOUTS.__getitem__)
     return MappingProxyType(found)

@@ -168,11 +168,12 @@ def _layouts(specs: Iterable[Spec]) -> dict[str, list[str]]:
     """Returns the types of the weights of products, by their layout on the device; "" is the file's own."""
     dtypes: dict[str, set[str]] = {}
     for spec in specs:
-        for kernel in spec.kernels:
-            number = WEIGHTS.get(kernel.op)
+        for node in spec.nodes:
+            number = WEIGHTS.get(node.op)
             if number is not None:
-                weight = kernel.inputs[number]
-                if weight is not None and (kernel.op != "mul_mat" or weight.ne[2:] == (1, 1)):  # not keys or values
+                operand = node.inputs[number]
+                weight = None if operand is None else operand.tensor
+                if weight is not None and (node.op != "mul_mat" or weight.ne[2:] == (1, 1)):  # not keys or values
                     dtypes.setdefault(weight.layout, set()).add(weight.dtype)
     return {layout: sorted(names) for layout, names in sorted(dtypes.items())}
 

@@ -235,7 +235,8 @@ class KernelSpec(Spec):
     def of_ggml(self) -> KernelSpec:
         """The kernel of the same op with only ggml's parameters, which computes any node of that op."""
         known = ggml_ops.op(self.op).by_name
-        return replace(self, params=tuple((k, v) for k, v in self.params if k not in known or not known[k].ours))
+        params = tuple((k, v) for k, v in self.params if k not in known or not known[k].ours)
+        return self if params == self.params else replace(self, params=params)
 
     def to_json(self) -> dict[str, Any]:
         return {

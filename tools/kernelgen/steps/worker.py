@@ -17,22 +17,18 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from kernelgen.steps import protocol
 from kernelgen.steps.protocol import Arguments, Steps
 
 
-class _Step:
-    """A step in its own module, which is imported when the step runs: no step depends on the imports of another."""
-
-    def __init__(self, module: str) -> None:
-        self._module = module
-
-    def __call__(self, arguments: Arguments) -> None:
-        importlib.import_module(f"kernelgen.steps.{self._module}").run(arguments)
+def _run(module: str, arguments: Arguments) -> None:
+    """Runs a step in its own module, which is imported now: no step depends on the imports of another."""
+    importlib.import_module(f"kernelgen.steps.{module}").run(arguments)
 
 
-STEPS: Steps = {name: _Step(name) for name in ("emit", "lint", "compile", "bundle", "embed")}
+STEPS: Steps = {name: partial(_run, name) for name in ("emit", "lint", "compile", "bundle", "embed")}
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
