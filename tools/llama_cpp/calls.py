@@ -723,17 +723,17 @@ def several_cores(programs: Programs, args: argparse.Namespace) -> bool:
 # --- the accuracy of a file ------------------------------------------------------------------------------------------------
 
 WINDOW, BATCH, ACCURACY_CTX = 256, 32, 256
-_WHOLE = ("--fuse", "layer", "--n-kv", str(ACCURACY_CTX), "--n-outputs", str(WINDOW // 2))
+_WHOLE = ("--n-kv", str(ACCURACY_CTX), "--n-outputs", str(WINDOW // 2))
 PLAIN, CAUSAL, ROUNDED = "device, layers", "device, layers, causal", "device, weights in f8_e4m3_128x128"
-DEVICE: dict[str, tuple[int, tuple[str, ...]]] = {
-    "device": (BATCH, ()),
-    "device, weights in planes": (BATCH, ("--weights", "planes")),
-    "device, weights in bf16": (BATCH, ("--weights", "bf16")),
-    ROUNDED: (BATCH, ("--weights", "f8_e4m3_128x128")),
-    PLAIN: (WINDOW, _WHOLE),
-    CAUSAL: (WINDOW, (*_WHOLE, "--causal")),
+DEVICE: dict[str, tuple[int, dict[str, str], tuple[str, ...]]] = {
+    "device": (BATCH, {}, ()),
+    "device, weights in planes": (BATCH, {"weights": "planes"}, ()),
+    "device, weights in bf16": (BATCH, {"weights": "bf16"}, ()),
+    ROUNDED: (BATCH, {"weights": "f8_e4m3_128x128"}, ()),
+    PLAIN: (WINDOW, {"fuse": "layer"}, _WHOLE),
+    CAUSAL: (WINDOW, {"fuse": "layer"}, (*_WHOLE, "--causal")),
 }
-"""The runs on the device: the tokens of a call, and the options of `kernelgen model`."""
+"""The runs on the device: the tokens of a call, and the options of `harness.derive`."""
 LIMIT_CAUSAL = 1e-9
 """The limit of the normalised mean squared error of causal kernels' logits against others: the order of sums differs."""
 
@@ -787,17 +787,17 @@ def measure(programs: Programs, model: Path, text: str, n_windows: int, folder: 
 
     def logits_of(name: str, file: Path, cache: str) -> tuple[list[np.ndarray], list[float]]:
         """Returns the logits and the perplexities of the device and of the CPU."""
-        batch, more = DEVICE[name]
+        batch, options, more = DEVICE[name]
         kernels = folder / f"kernels-{list(DEVICE).index(name)}"
         if not kernels.exists():
-            harness.derive(programs, model, kernels, *more, n_tokens=(1, batch), n_ctx=(ACCURACY_CTX,))
+            harness.derive(programs, model, kernels, *more, n_tokens=(1, batch), n_ctx=(ACCURACY_CTX,), **options)
         files = [folder / f"{kernels.name}-{file.stem}-{side}" for side in ("device", "cpu")]
         script = [f"logits {files[0]} {files[1]}", *windows(f"n_ctx={ACCURACY_CTX} {cache}", batch, n_windows, WINDOW)]
         calls, log = run(programs, file, folder, [script], programs.environment(kernels=kernels), words=text)
         if file == model:
             if on_cpu := sum((call.cpu for call in calls), Counter[str]()).keys() - harness.ON_THE_CPU:
                 raise RuntimeError(f"{name}: the CPU computed ops that are the device's: {on_cpu}")
-            if "--fuse" in more and harness.ran(log).grouped < 0.9 * sum(call.device for call in calls):
+            if "fuse" in options and harness.ran(log).grouped < 0.9 * sum(call.device for call in calls):
                 raise RuntimeError(f"{name}: layers were not computed by their kernels:\n{log[-1000:]}")
         rows = sum(call.rows for call in calls)
         return [np.memmap(side, np.float32, "r").reshape(rows, -1) for side in files], list(perplexities(calls))

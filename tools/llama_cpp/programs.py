@@ -239,7 +239,7 @@ def check_all(
         RuntimeError: a model's kernels can't be derived or built.
     """
     for name in [file.stem] if file else models:
-        of_model = [case for case in cases if (name in case.of) == (name in ENCODERS)]
+        of_model = [case for case in cases if name in case.of or (not case.of and name not in ENCODERS)]
         if of_model:
             (folder / name).mkdir()
             _write(folder / name, name, file)
