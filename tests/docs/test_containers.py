@@ -115,4 +115,4 @@ def test_a_service_runs_a_command_that_exists(
     (sdk / "neuronx-cc").symlink_to(ROOT / "tests/compilers/fake_neuronx_cc")
     monkeypatch.setenv("NEURON_SDK", str(sdk.parent))
     assert cli.run([*words, "--dry-run"]) == 0, shlex.join(words)
-    assert "would emit 10 of 10 kernels" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("emit ") == 10

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,10 @@ def preview(
 ) -> list[str]:
     """Returns the steps that a build would run, as "<kind> <name>"; an HLO that stays the same spares the steps after it."""
     folder = output / STATE
+    if not folder.is_dir():  # a preview makes no folder
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / STATE).mkdir()
+            return preview(plan, libraries, settings, Path(scratch), only)
     with _locked(folder):
         write(plan, libraries, settings, folder)
         return sorted(" ".join(step) for step in _pending(folder, settings, _targets(plan, only)))
