@@ -10,7 +10,7 @@ import pytest
 from kernelgen import cli, manifest
 from kernelgen.dispatch import coverage, report
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.emitters.library import Library, builtin_library
+from kernelgen.emitters.library import Library
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.ops import f32_bits
 from kernelgen.ggml.tensor import TensorDesc
@@ -50,19 +50,6 @@ def test_a_miss_is_named_with_the_nearest_kernel_and_exits_1(
     assert f"missing  {FLASH}:28: node_21: flash_attn_ext: " in out
     assert "there is no kernel for flash_attn_ext" in out
     assert "nearest is mul_mat-" in out
-
-
-def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A graph has its weights in ggml's layout; the backend converts them."""
-    text = LLAMA3.read_text(encoding="utf-8").replace("\ntargets:", "\nweights: [transposed]\ntargets:", 1)
-    rearranged = tmp_path / "rearranged.yaml"
-    rearranged.write_text(text, encoding="utf-8")
-    catalog = Catalog([builtin_library()])
-    plain, asked = (manifest.load([path], catalog)[0].kernels for path in (LLAMA3, rearranged))
-    assert any(":transposed" in str(t) for kernel in asked for t in kernel.spec.inputs)
-    assert {kernel.spec.without_layouts for kernel in asked} == {kernel.spec for kernel in plain}
-    assert cli.run(["coverage", str(rearranged), "--graph-ops", str(FLASH)]) == 0
-    assert f"{FLASH}: 30 of 30 ops covered, 0 missing\n" in capsys.readouterr().out
 
 
 GOOD = FLASH.read_text(encoding="utf-8").splitlines()[0]
@@ -183,26 +170,6 @@ def unary(op: str, n: int) -> str:
 
 def relu(n: int) -> str:
     return unary("relu", n)
-
-
-def test_json_has_every_graph_and_the_kind_of_reason(
-    small: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library
-) -> None:
-    _, out, _ = run(capsys, library, small, "--graph-ops", graphs, "--format", "json")
-    (found,) = json.loads(out)["graphs"]
-    assert [(s["line"], s["nodes"], s["covered"], s["missing"]) for s in found["steps"]] == [
-        (2, 3, 3, {}),
-        (3, 3, 3, {}),
-        (4, 3, 2, {relu(2): 1}),
-        (5, 3, 2, {relu(2): 1}),
-        (6, 2, 0, {unary("silu", 3): 2}),
-    ]
-    assert found["steps"][4]["sizes"] == {"n_tokens": 3, "n_outputs": 1, "n_seqs": 1, "n_kv": 512}
-    assert found["steps"][4]["context"] == {"n_ctx": 512, "flash_attn": False}
-    assert [(m["kind"], m["nodes"], m["nearest"]) for m in found["missing"]] == [
-        ("other shapes", 2, relu(1)),
-        ("other shapes", 2, unary("silu", 1)),
-    ]
 
 
 def test_kernels_for_other_numbers_of_tokens_cover_what_they_compute(

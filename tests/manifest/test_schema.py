@@ -13,6 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernelgen.ggml.ops import OPS
 from kernelgen.manifest import document, loader, reading, types
 
 SCHEMA = json.loads((Path(loader.__file__).parent / "manifest.schema.json").read_text(encoding="utf-8"))
@@ -33,6 +34,10 @@ def _properties(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any
 def test_every_property_is_described() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     assert [path for path, item in _properties(SCHEMA) if not item.get("description")] == []
+
+
+def test_it_names_the_ops_that_exist() -> None:
+    assert SCHEMA["$defs"]["OpKernel"]["properties"]["op"]["examples"] == sorted(OPS)
 
 
 LEAVES = st.sampled_from(
