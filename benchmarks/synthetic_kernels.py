@@ -70,7 +70,7 @@ def sample(copy: Path, folder: Path) -> Sample:
     out = {name: folder / f"one.{name}" for name in ("hlo", "neff", "origin")}
     worker = [*python, "kernelgen.steps.worker"]
     spec = ["--spec=" + json.dumps(kernel["spec"]), "--library=kernelgen"]
-    emitter = f"--emitter={copy / 'kernels' / kernel['emitter']}.py"
+    emitter = f"--emitter={copy / 'kernels' / kernel['emitters'][0][1]}.py"
     subprocess.run([*worker, "emit", *spec, emitter, f"--output={out['hlo']}"], env=env, check=True)
     compile_ = ["compile", "--compiler=simulator", *(f"--flag={f}" for f in flags), f"--kernel={kernel['id']}"]
     files = [f"--hlo={out['hlo']}", f"--output={out['neff']}", f"--origin={out['origin']}"]
