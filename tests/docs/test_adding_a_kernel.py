@@ -85,6 +85,8 @@ def checkout(tmp_path: Path) -> Path:
         "docs/reference/targets.md",
         "rules/private/targets.bzl",
         "tests/compilers/fake_neuronx_cc",
+        "tests/data/bundle-graph-keys.json",
+        "tests/data/bundle-keys.json",
     )
     for file in generated:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -115,9 +117,7 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
             f.write("\n\n" + addition)
     with (checkout / "tests/kernels/test_elementwise.py").open("a") as f:
         f.write("\n\n" + test)
-    tests = command.replace("test_elementwise.py", "test_elementwise.py -k 'mish or (every and not target) or names'")
-    with pytest.raises(AssertionError, match="mish"):
-        run(tests, checkout, checkout / "tools")
+    tests = command.replace("test_elementwise.py", "test_elementwise.py -k 'mish or (every and not target)'")
     # The page's command runs this program.
     assert generate == "./bazelw run //tools:regenerate"
     with pytest.raises(AssertionError, match=f"{SCHEMA} is stale"):
