@@ -28,12 +28,6 @@ def unread(function: ast.FunctionDef) -> list[str]:
     return sorted(names - read - {"self", "_"})
 
 
-def test_what_is_unread_is_found():
-    (function,) = ast.parse("def f(a, b=1, *, c, d, **_):\n    a = 2\n    return g(b, d=d)").body
-    assert isinstance(function, ast.FunctionDef)
-    assert unread(function) == ["a", "c"]
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_parameter_is_read(file):
     functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]

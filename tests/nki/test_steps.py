@@ -63,15 +63,11 @@ def _places(*numbers: int) -> np.ndarray:
 
 @pytest.mark.parametrize("most", [0, 1000])
 def test_a_kernel_computes_the_same_either_way(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """An index outside is reported with its line."""
     monkeypatch.setattr(steps, "MOST", most)
     places = _places(1, 5, 5, 9, 0, 63)
     total, kept = _run(_sums, X, places)
     assert np.array_equal(total[0], X[places[:, 0]].sum(0)) and np.array_equal(kept, X[3:4])
-
-
-@pytest.mark.parametrize("most", [0, 1000])
-def test_an_index_outside_is_reported_with_its_line_either_way(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(steps, "MOST", most)
     with pytest.raises(IndexError, match="index 256 is out of bounds") as caught:
         _run(_sums, X, _places(1, 5, 64, 9, 0, 2))
     line = _sums.__code__.co_firstlineno + 11
@@ -112,27 +108,6 @@ def test_what_is_alike_is_compiled_once(compiled: list[Any]) -> None:
     assert [lines.count(n) for n in (8, 11, 12)] == [6, 1, 1]
 
 
-def _copies(x):
-    """Returns an unchanged tile, and a copy of it that is written."""
-    kept = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    changed = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    first = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
-    second = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=first, src=x)
-    nisa.tensor_copy(dst=second, src=first)
-    nisa.tensor_scalar(dst=second, data=second, op0=nl.add, operand0=1.0)
-    nisa.dma_copy(dst=kept, src=first)
-    nisa.dma_copy(dst=changed, src=second)
-    return kept, changed
-
-
-def test_a_copy_has_memory_of_its_own(compiled: list[Any]) -> None:
-    x = X.copy()
-    kept, changed = _run(_copies, x)
-    assert compiled
-    assert np.array_equal(x, X) and np.array_equal(kept, X) and np.array_equal(changed, X + 1)
-
-
 def _doubled(x):
     """Doubles an argument in place, row by row; returns a tile with one row that was written twice, and others never
     written.
@@ -157,24 +132,6 @@ def test_memory_is_changed_in_place_and_arguments_are_not(compiled: list[Any]) -
     assert compiled
     assert np.array_equal(x, X) and np.array_equal(changed, X * 2)
     assert (np.asarray(result[0]) == 7).all() and np.isnan(result[1:]).all()
-
-
-def _zeros(x):
-    """Multiplies with both zeros."""
-    result = nl.ndarray((2, *x.shape), x.dtype, buffer=nl.shared_hbm)
-    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=x)
-    for number, zero in enumerate((0.0, -0.0)):
-        made = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=made, data=tile, op0=nl.multiply, operand0=zero)
-        nisa.dma_copy(dst=result[number], src=made)
-    return result
-
-
-def test_the_two_zeros_are_not_alike(compiled: list[Any]) -> None:
-    result = _run(_zeros, X)
-    assert compiled
-    assert not np.signbit(result[0]).any() and np.signbit(result[1]).all()
 
 
 def _rolled(x):
