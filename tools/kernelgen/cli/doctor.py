@@ -35,6 +35,7 @@ DEPENDENCIES = MappingProxyType(
         "jaxlib": "0.10",
         "jinja2": "3.1",
         "msgspec": "0.19",
+        "ninja": "1.11",
         "numpy": "2.2",
         "protobuf": "5",
         "pyyaml": "6",
