@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.metadata
 import os
 import re
 import shlex
@@ -86,7 +87,7 @@ def build(
     targets = _targets(plan, only)
     with _locked(folder) as lock:
         write(plan, libraries, settings, folder)
-        is_complete = _run(_command(folder, settings, targets), folder, say, lock)
+        is_complete = _run(_command(settings, targets), folder, say, lock)
         pending = set() if is_complete else _pending(folder, settings, targets)
         failed = frozenset(neff.id for neff in neffs if ("compile", neff.id) in pending)
         known = {n.id: provenance.read(folder / "neff" / f"{n.id}.origin") for n in neffs if n.id not in failed}
@@ -147,10 +148,11 @@ def _graph(plan: Plan, settings: Build) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(folder: Path, settings: Build, targets: Sequence[str]) -> list[str]:
-    import ninja  # the wheel: most commands need none
-
-    return [f"{ninja.BIN_DIR}/ninja", "-k", "0", "-j", str(settings.cpus), *targets]
+def _command(settings: Build, targets: Sequence[str]) -> list[str]:
+    # The wheel's list of files: the package may be in another environment than this Python's, through a .pth file.
+    files = importlib.metadata.files("ninja") or ()
+    program = next(str(file.locate()) for file in files if file.match("bin/ninja"))
+    return [program, "-k", "0", "-j", str(settings.cpus), *targets]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -189,7 +191,7 @@ def _run(command: Sequence[str], folder: Path, say: Callable[[str], None] | None
 
 def _pending(folder: Path, settings: Build, targets: Sequence[str]) -> set[tuple[str, str]]:
     """Returns kind and name of each step that is not up to date."""
-    command = [*_command(folder, settings, targets), "-n"]
+    command = [*_command(settings, targets), "-n"]
     done = subprocess.run(command, cwd=folder, env=_environment(folder), capture_output=True, text=True, check=False)
     return set(re.findall(r"^\[\d+/\d+\] (\w+) (\S+)$", done.stdout, re.MULTILINE))
 
