@@ -402,7 +402,7 @@ const std::vector<option> & known_options() {
         { "--audio-seconds", "N", "and for so much sound", onto(&o::seconds, read_seconds) },
         { "--samplers", "CHAIN",
          "top_k=40,temperature=0.8,dist: the samplers of each sequence on the device, with numbers separated by "
-         "colons", [](options & opts, const std::string & text) {
+          "colons", [](options & opts, const std::string & text) {
               opts.samplers = read_samplers(text);
               opts.chain    = text;
           } },
