@@ -1,4 +1,4 @@
-"""Files that are no models, damaged headers, and options that do not go together: an error, exit status 2, no manifest."""
+"""Other files than models, damaged headers, and options that do not go together: an error, exit status 2, no manifest."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ json_line tensors_of(ggml_cgraph * cgraph) {
 }
 
 // Returns the line of a graph that some of `n_devices` devices compute. Without devices, tensors are not split. `kind`
-// marks a graph that is no whole call: "probe" or "piece".
+// marks a graph that is a part of a call: "probe" or "piece".
 std::string line_of(const json_line &           tensors,
                     const char *                kind      = nullptr,
                     const std::vector<size_t> & devices   = {},

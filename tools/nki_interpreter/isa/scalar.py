@@ -72,7 +72,7 @@ def activation(
 
 
 def _emit(dst: Any, name: str, data: NkiTensor, steps: list[Any], reduction: Reduction) -> None:
-    """Emits an activation after steps: (operation, operand, whether the two are swapped, the operand's name); None is no step."""
+    """Emits an activation after steps: (operation, operand, whether the two are swapped, the operand's name); None: nothing."""
     described, tiles = [], [data]
     for op, value, swapped, what in steps:
         if value is not None:
