@@ -11,9 +11,6 @@
 // It measures a graph of 1,000 nodes in groups of 20 as a whole; one kernel computes each group. `found`: the first time; it
 // fails above GRAPH_LIMIT_US. `again`: a repetition. `by one`: the same without groups. It does the same for a graph with
 // N_PIECES times as many rows as its longest kernel, which is computed in pieces, with kernels for N_LENGTHS numbers of rows.
-//
-// It measures, in CPU time, how ggml's scheduler divides a graph among N_DEVICES devices, with a call of supports_op for each
-// node, and compares this with a single device.
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"
@@ -28,7 +25,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <string>
@@ -46,22 +42,10 @@ static constexpr int    N_GROUPS  = 50;
 static constexpr int    N_GROUPED = 20;
 static constexpr int    N_LENGTHS = 64;
 static constexpr int    N_PIECES  = 2;
-static constexpr int    N_DEVICES = 15;
-static constexpr size_t N_DIVIDED = 1000;
-
-// The numbers of rows of the kernels for a divided graph, and of the graph itself.
-static constexpr int64_t FEW_ROWS[] = { 1, 8, 32, 128, 512 };
-static constexpr int64_t ROWS       = 300;
 
 static double now_us() {
     using clock = std::chrono::steady_clock;
     return std::chrono::duration<double, std::micro>(clock::now().time_since_epoch()).count();
-}
-
-static double cpu_us() {
-    timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (double) now.tv_sec * 1e6 + (double) now.tv_nsec * 1e-3;
 }
 
 template <typename F> static double median_us_per_op(F compute) {
@@ -115,22 +99,6 @@ static std::vector<test::kernel> pack_contents() {
             { test::dense(GGML_TYPE_F32, NE, rows), test::dense(GGML_TYPE_F32, NE, rows) },
             test::dense(GGML_TYPE_F32, NE, rows)
         });
-    }
-    return kernels;
-}
-
-// Returns the kernels of a model's bundle: the ops for a few numbers of rows, and the group.
-static std::vector<test::kernel> few_contents() {
-    std::vector<test::kernel> kernels;
-    for (const int64_t rows : FEW_ROWS) {
-        const neuron_kernels_tensor t = test::dense(GGML_TYPE_F32, NE, rows);
-        kernels.push_back(group_of_ops(rows));
-        for (const char * op : OPS) {
-            kernels.push_back({
-                op, { t, t },
-                 t
-            });
-        }
     }
     return kernels;
 }
@@ -349,117 +317,6 @@ static bool measure_groups(const char * plugin, const char * libnrt, int pieces)
     return found <= GRAPH_LIMIT_US;
 }
 
-// Graphs that the scheduler divides by the weight that each node reads, so that each device has a part: groups of
-// nodes, for whose number of rows kernels are chosen. Between two groups are a node without a kernel and a node that
-// reads no weight.
-struct divided_graphs {
-    std::vector<ggml_backend_t>        backends;  // the CPU is the last
-    std::vector<ggml_tensor *>         weights;
-    std::vector<ggml_context *>        contexts;
-    std::vector<ggml_backend_buffer_t> buffers;
-    ggml_backend_sched_t               scheduler;
-
-    divided_graphs(ggml_backend_reg_t reg, size_t n_devices) {
-        for (size_t i = 0; i < n_devices; i++) {
-            backends.push_back(ggml_backend_dev_init(ggml_backend_reg_dev_get(reg, i), nullptr));
-            contexts.push_back(make_context(1));
-            weights.push_back(ggml_new_tensor_2d(contexts.back(), GGML_TYPE_F32, NE, ROWS));
-            graph first(backends.back(), 1);
-            compute(backends.back(), first.cgraph);  // from now on dividing a graph loads no programs
-            buffers.push_back(ggml_backend_alloc_ctx_tensors(contexts.back(), backends.back()));
-            ggml_backend_buffer_set_usage(buffers.back(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        }
-        backends.push_back(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
-        scheduler =
-            ggml_backend_sched_new(backends.data(), nullptr, (int) backends.size(), 2 * N_DIVIDED, false, false);
-    }
-
-    ~divided_graphs() {
-        ggml_backend_sched_free(scheduler);
-        std::for_each(buffers.begin(), buffers.end(), ggml_backend_buffer_free);
-        std::for_each(contexts.begin(), contexts.end(), ggml_free);
-        std::for_each(backends.begin(), backends.end(), ggml_backend_free);
-    }
-
-    // Makes new graphs, as llama.cpp does for each call that differs from the one before, and calls a function with
-    // each. Returns the median of its CPU time, which other programs on the machine affect least.
-    template <typename F> double median_us(F use) {
-        std::vector<double> rounds;
-        for (int round = 0; round < N_ROUNDS; round++) {
-            contexts.push_back(make_context(N_DIVIDED + 1));  // kept: no graph has an earlier one's address
-            ggml_cgraph * cgraph = build(contexts.back());
-            ggml_backend_sched_reset(scheduler);
-            const double start = cpu_us();
-            if (!use(scheduler, cgraph)) {
-                fprintf(stderr, "dispatch: the scheduler failed\n");
-                exit(1);
-            }
-            rounds.push_back(cpu_us() - start);
-        }
-        std::nth_element(rounds.begin(), rounds.begin() + N_ROUNDS / 2, rounds.end());
-        return rounds[N_ROUNDS / 2];
-    }
-
-  private:
-    static ggml_context * make_context(size_t n_tensors) {
-        return ggml_init({ ggml_tensor_overhead() * n_tensors + ggml_graph_overhead(), nullptr, true });
-    }
-
-    ggml_cgraph * build(ggml_context * ctx) const {
-        ggml_tensor * t = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, NE, ROWS);
-        ggml_set_input(t);
-        for (size_t i = 0; i < N_DIVIDED; i++) {
-            const size_t  at    = i % (N_GROUPED + 2);
-            ggml_tensor * other = at == N_GROUPED + 1 ? t : weights[i * weights.size() / N_DIVIDED];
-            t                   = at == N_GROUPED ? ggml_sqr(ctx, t)
-                                  : at % 4 == 0   ? ggml_add(ctx, t, other)
-                                  : at % 4 == 1   ? ggml_sub(ctx, t, other)
-                                  : at % 4 == 2   ? ggml_mul(ctx, t, other)
-                                                  : ggml_div(ctx, t, other);
-        }
-        ggml_set_output(t);
-        ggml_cgraph * cgraph = ggml_new_graph(ctx);
-        ggml_build_forward_expand(cgraph, t);
-        return cgraph;
-    }
-};
-
-// Loads the CPU's backend from ggml's own folder.
-static void load_cpu() {
-    Dl_info found;
-    if (dladdr((void *) ggml_backend_load_all_from_path, &found)) {
-        ggml_backend_load_all_from_path(std::filesystem::path(found.dli_fname).parent_path().c_str());
-    }
-}
-
-// Measures the time to divide a graph among devices, in a separate process.
-static bool measure_devices(const char * plugin) {
-    ggml_backend_reg_t reg = ggml_backend_load(plugin);
-    load_cpu();
-    const size_t n = reg ? ggml_backend_reg_dev_count(reg) : 0;
-    if (n < 2) {
-        fprintf(stderr, "dispatch: %s has no devices\n", plugin);
-        exit(1);
-    }
-    double took[2];
-    for (const bool many : { false, true }) {
-        divided_graphs graphs(reg, many ? n : 1);
-        took[many] = graphs.median_us(ggml_backend_sched_alloc_graph);
-        printf("%zu nodes divided among %zu devices: %.0f us\n", N_DIVIDED, many ? n : 1, took[many]);
-    }
-    printf("ratio %.2f\n", took[1] / took[0]);
-    if (const char * json = getenv("DISPATCH_FIGURES")) {
-        char text[256];
-        snprintf(
-            text, sizeof(text),
-            ",\n{\"what\": \"a graph of 1,000 nodes divided among 15 devices\", \"value\": %.17g, \"unit\": \"µs\", "
-            "\"peer\": {\"what\": \"given to one device\", \"value\": %.17g}}",
-            took[1], took[0]);
-        write_text(json, "a", text);
-    }
-    return true;
-}
-
 // Sets the sizes of the tensors of kernels for this many rows.
 static void set_tensors(int64_t rows) {
     const std::string bytes = std::to_string((size_t) rows * NE * sizeof(float));
@@ -474,9 +331,6 @@ int main(int argc, char ** argv) {
     const std::string own = argc == 4 ? argv[3] : "";
     if (own == "groups" || own == "pieces") {  // started by this program
         return measure_groups(argv[1], argv[2], own == "groups" ? 1 : N_PIECES) ? 0 : 1;
-    }
-    if (own == "devices") {  // also
-        return measure_devices(argv[1]) ? 0 : 1;
     }
     if (argc == 4 && argv[3][0] != '-') {  // also
         return measure(argv[1], argv[2]) <= LIMIT_US || std::string(argv[3]) == "host" ? 0 : 1;
@@ -496,13 +350,12 @@ int main(int argc, char ** argv) {
         setenv("DISPATCH_FIGURES", json.c_str(), 1);
     }
     const scratch_pack pack(pack_contents());
-    const scratch_pack few(few_contents());
     setenv("GGML_NEURON_LIBNRT", argv[2], 1);
     int result = 0;
-    for (const std::string what : { "device", "host", "groups", "pieces", "devices" }) {
-        set_tensors(what == "pieces" ? rows_of(N_LENGTHS) : what == "devices" ? FEW_ROWS[0] : 1);
-        setenv("NEURON_RT_NUM_CORES", what == "devices" ? std::to_string(N_DEVICES).c_str() : "1", 1);
-        setenv("GGML_NEURON_KERNEL_DIR", (what == "devices" ? few : pack).path().c_str(), 1);
+    for (const std::string what : { "device", "host", "groups", "pieces" }) {
+        set_tensors(what == "pieces" ? rows_of(N_LENGTHS) : 1);
+        setenv("NEURON_RT_NUM_CORES", "1", 1);
+        setenv("GGML_NEURON_KERNEL_DIR", pack.path().c_str(), 1);
         setenv("GGML_NEURON_BUFFERS", what == "host" ? "host" : "device", 1);
         const std::string command = std::string("'") + argv[0] + "' '" + argv[1] + "' '" + argv[2] + "' " + what;
         result |= system(command.c_str()) != 0;

@@ -142,7 +142,7 @@ def test_the_benchmark_of_dispatch_measures_and_judges(programs: Programs, tmp_p
     )
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
     limited = [figure for figure in figures if "limit" in figure]
-    assert len(figures) == 9 and len(limited) == 3, result.stdout + result.stderr
+    assert len(figures) == 8 and len(limited) == 3, result.stdout + result.stderr
     assert all(figure["value"] > 0 for figure in figures)
     kept = all(figure["value"] <= figure["limit"]["at_most"] for figure in limited)
     assert result.returncode == (0 if kept else 1), result.stdout + result.stderr
