@@ -118,7 +118,7 @@ model.gguf --embeddings --n-outputs 1 => a call has the embeddings of all its to
 model.gguf --rope-scale 4 --rope-freq-scale 0.25 => --rope-scale is 1 / --rope-freq-scale: give one of them
 model.gguf --override-kv llama.block_count=3 => --override-kv: expected KEY=int:N,
 model.gguf --samplers top_n_sigma => unknown sampler 'top_n_sigma': llama.cpp computes these on a device: greedy, dist
-model.gguf --samplers top_k=x => --samplers: 'top_k=x': expected a number, not 'x'
+model.gguf --samplers top_k=x => --samplers: expected a number, not 'x'
 model.gguf --samplers top_k=1:2 => --samplers: 'top_k=1:2': top_k has 1 number
 model.gguf --samplers greedy, => unknown sampler ''"""
 
@@ -174,7 +174,7 @@ a.gguf b.gguf => one model at a time: a.gguf, b.gguf
 --graph n_tokens=3,n_seqs=2 => n_tokens is a multiple of n_seqs
 --graph size=1 => expected n_tokens=, n_outputs=, n_seqs= or n_kv=, not 'size=1'
 --cache-type-k f99 => unknown type 'f99'
---flash-attn maybe => expected on, off or on,off, not 'maybe'
+--flash-attn maybe => --flash-attn: expected off or on, not 'maybe'
 --what => unknown option --what
 --mmproj p.gguf --shift => --mmproj is given without a model, --graph and --shift
 --mmproj p.gguf --image-size 640x480x3 => --image-size: expected WIDTHxHEIGHT

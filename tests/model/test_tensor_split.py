@@ -13,13 +13,14 @@ import headers
 import pytest
 from headers import GgufHeader
 
-from kernelgen import cli, lowering, manifest
+from kernelgen import cli, manifest
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.forecast import memory
 from kernelgen.hlo import proto
+from kernelgen.lowering.emission import emit_functions
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import GraphReader
 from kernelgen.model.groups import cut_of
@@ -95,7 +96,7 @@ def test_a_step_is_one_kernel_with_its_sums(exporter: Exporter, tmp_path: Path) 
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     (step,) = steps(exported(exporter, file, "n_tokens=1,n_kv=512"))
     catalog = Catalog([builtin_library()])
-    hlo = lowering.emit_graph(step, {op: load_function(*catalog.find(op)) for op in step.ops}).hlo
+    hlo = emit_functions(step, {op: load_function(*catalog.find(op)) for op in step.ops}).hlo
     instructions = proto.entry(proto.parse(hlo)).instructions
     assert [i.channel_id for i in instructions if i.opcode == "all-reduce"] == [1, 2, 3, 4]
 

@@ -20,7 +20,7 @@ import architectures
 import backend_ops
 import calls
 import harness
-import programs
+import llama_programs
 import server_chats
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ SUITES: dict[str, tuple[Suite, str]] = {
     "any_tokens": (calls.any_tokens, "only step fuse"),
     "several_cores": (calls.several_cores, "only cores fuse file f32"),
     "accuracy": (calls.accuracy, "file text windows"),
-    "programs": (programs.main, "only file"),
+    "programs": (llama_programs.main, "only file"),
     "server_chats": (server_chats.main, "only file f32 layers"),
 }
 """The suites, and the options that each has."""

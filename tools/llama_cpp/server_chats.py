@@ -20,12 +20,12 @@ from pathlib import Path
 import calls
 import gguf
 import harness
+import llama_programs
 import numpy as np
-import programs as whole_programs
 import random_llama
 import random_projector
+from llama_programs import N_TOKENS, SIZE, STEADY
 from program_cases import N_CHATS, N_LONGEST, N_SLOTS, SERVER_CASES, ServerCase
-from programs import N_TOKENS, SIZE, STEADY
 
 LEAVES = 5
 """The chat whose client disconnects."""
@@ -136,7 +136,7 @@ def ask(port: int, question: str, leave_after: int | None, picture: bytes | None
 
 def write_random(folder: Path) -> None:
     """Writes the models of all cases."""
-    whole_programs.write_models(folder, seed=2, gemma4_added=5 * STEADY)
+    llama_programs.write_models(folder, seed=2, gemma4_added=5 * STEADY)
     (folder / "steady.gguf").rename(folder / "model.gguf")
     targets, adapter = ("attn_q", "attn_v", "ffn_down"), folder / "adapter.gguf"
     random_llama.write_adapter(adapter, SIZE, rank=4, targets=targets, weights=np.float32, added=STEADY)
@@ -172,7 +172,7 @@ def chat(case: ServerCase, folder: Path, environment: dict[str, str], options: l
     Raises:
         RuntimeError: the server fails.
     """
-    server = whole_programs.server_program()
+    server = llama_programs.server_program()
     command = [server, "-m", folder / f"{case.model}.gguf", "-ngl", 99, "-t", 1, "-np", N_SLOTS, "-c", case.n_ctx]
     command += ["--kv-unified", "--temp", 0, "-ub", max(N_TOKENS), "-b", 512, *options]
     environment = {**environment, "LD_LIBRARY_PATH": str(server.parent), "OMP_NUM_THREADS": "1"}
@@ -182,7 +182,7 @@ def chat(case: ServerCase, folder: Path, environment: dict[str, str], options: l
         return ask(port, QUESTIONS[i], 3 if i == LEAVES else None, picture, case.story if i == STORY else N_LONGEST)
 
     with (
-        whole_programs.serving(command, environment, server.parent, log, is_healthy) as port,
+        llama_programs.serving(command, environment, server.parent, log, is_healthy) as port,
         ThreadPoolExecutor(N_CHATS) as clients,
     ):
         answers = list(clients.map(lambda i: ask_one(port, i), range(N_CHATS)))
@@ -220,14 +220,14 @@ def run(programs: harness.Programs, case: ServerCase, folder: Path, *, exact: bo
     # F16.
     cache, flash = ("f32", "off") if exact else ("f16", "on")
     n_kv = ",".join(str(n) for n in (256, 512, 1024) if n <= case.n_ctx)
-    more = ["--flash-attn", flash, "--kv-unified", "--n-kv", n_kv, *whole_programs.split(case.derived, folder)]
+    more = ["--flash-attn", flash, "--kv-unified", "--n-kv", n_kv, *llama_programs.split(case.derived, folder)]
     model, kernels = folder / f"{case.model}.gguf", folder / f"kernels-{case.name}"
     n_ctx = (case.n_ctx,) if exact else None
     harness.derive(programs, model, kernels, *more, n_tokens=N_TOKENS, n_ctx=n_ctx, cache=cache, fuse="layer")
     environment = programs.environment(kernels=kernels, log=True)
     options = ["-fa", flash, *(word for option in ("k", "v", "kd", "vd") for word in (f"-ct{option}", cache))]
-    options += whole_programs.split(case.options, folder)
-    only = whole_programs.split(case.only, folder)
+    options += llama_programs.split(case.options, folder)
+    only = llama_programs.split(case.only, folder)
     device = chat(case, folder, environment, [*options, *only], folder / f"{case.name}-device.log")
     cpu = chat(case, folder, harness.without_device(environment), options, folder / f"{case.name}-cpu.log")
     pairs = list(zip(device.answers, cpu.answers, strict=True))
