@@ -1,22 +1,16 @@
-// Measures the backend's overhead per op: the time of graph_compute minus the time of nrt_execute, on a device that does nothing.
+// Measures the backend's overhead per op on a device that does nothing; dispatch.py starts it, and describes the cases.
 //
-//     dispatch <libggml-neuron.so> <libnrt that does nothing> [--json=FILE]
+//     dispatch pack FILE                       writes a bundle of 10,000 kernels and of groups
+//     dispatch device|host PLUGIN LIBNRT       computes graphs of 100 ops until it has dispatched 10,000 ops
+//     dispatch groups|pieces PLUGIN LIBNRT     computes a graph of 1,000 nodes in groups of 20
 //
-// It computes graphs of 100 ops until it has dispatched 10,000 ops, with a bundle of 10,000 kernels. It prints the median over
-// rounds, per op, in four cases. `repeated`: the same graph again, as when llama.cpp generates tokens. `walked`: the same
-// without the number by which ggml's scheduler identifies a graph, so that the backend must compare each node. `resolved`: a
-// new graph, with lookups and tensor sets. `host`: tensors in host memory, which are copied. The program fails when `repeated`
-// takes more than LIMIT_US.
-//
-// It measures a graph of 1,000 nodes in groups of 20 as a whole; one kernel computes each group. `found`: the first time; it
-// fails above GRAPH_LIMIT_US. `again`: a repetition. `by one`: the same without groups. It does the same for a graph with
-// N_PIECES times as many rows as its longest kernel, which is computed in pieces, with kernels for N_LENGTHS numbers of rows.
+// Each case prints lines of a name and a time in microseconds.
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"
 #include "ggml.h"
 #include "nrt_api.h"
-#include "scratch_pack.h"
+#include "tests/pack_builder.h"
 
 #include <dlfcn.h>
 
@@ -24,41 +18,48 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
 
-static constexpr double LIMIT_US       = 3.0;
-static constexpr double GRAPH_LIMIT_US = 1000.0;
-
-static constexpr int    N_NODES   = 100;
-static constexpr int    N_OPS     = 10000;
-static constexpr int    N_ROUNDS  = 9;
-static constexpr size_t N_KERNELS = 10000;
-static constexpr int    NE        = 64;
-static constexpr int    N_GROUPS  = 50;
-static constexpr int    N_GROUPED = 20;
-static constexpr int    N_LENGTHS = 64;
-static constexpr int    N_PIECES  = 2;
+static constexpr int    N_NODES      = 100;
+static constexpr int    N_OPS        = 10000;
+static constexpr int    N_ROUNDS     = 9;
+static constexpr int    GRAPH_ROUNDS = 45;
+static constexpr size_t N_KERNELS    = 10000;
+static constexpr int    NE           = 64;
+static constexpr int    N_GROUPS     = 50;
+static constexpr int    N_GROUPED    = 20;
+static constexpr int    N_LENGTHS    = 64;
+static constexpr int    N_PIECES     = 2;
 
 static double now_us() {
     using clock = std::chrono::steady_clock;
     return std::chrono::duration<double, std::micro>(clock::now().time_since_epoch()).count();
 }
 
-template <typename F> static double median_us_per_op(F compute) {
-    std::vector<double> rounds;
-    for (int round = 0; round < N_ROUNDS; round++) {
+// Returns the median time of a function.
+template <typename F> static double median_us(int rounds, F compute) {
+    std::vector<double> times;
+    for (int round = 0; round < rounds; round++) {
         const double start = now_us();
-        for (int done = 0; done < N_OPS; done += N_NODES) {
-            compute();
-        }
-        rounds.push_back((now_us() - start) / N_OPS);
+        compute();
+        times.push_back(now_us() - start);
     }
-    std::nth_element(rounds.begin(), rounds.begin() + N_ROUNDS / 2, rounds.end());
-    return rounds[N_ROUNDS / 2];
+    std::nth_element(times.begin(), times.begin() + rounds / 2, times.end());
+    return times[(size_t) rounds / 2];
+}
+
+// Returns the median time per op, of a function that dispatches `N_NODES` ops.
+template <typename F> static double median_us_per_op(F compute) {
+    return median_us(N_ROUNDS,
+                     [&] {
+                         for (int n_ops = 0; n_ops < N_OPS; n_ops += N_NODES) {
+                             compute();
+                         }
+                     }) /
+           N_OPS;
 }
 
 static const char * const OPS[] = { "add", "sub", "mul", "div" };
@@ -158,80 +159,22 @@ static void compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
     }
 }
 
-// Returns the median time of a function.
-template <typename F> static double median_us(F compute) {
-    std::vector<double> rounds;
-    for (int round = 0; round < 5 * N_ROUNDS; round++) {
-        const double start = now_us();
-        compute();
-        rounds.push_back(now_us() - start);
-    }
-    std::nth_element(rounds.begin(), rounds.begin() + (std::ptrdiff_t) rounds.size() / 2, rounds.end());
-    return rounds[rounds.size() / 2];
+static void print(const char * name, double us) {
+    printf("%s %.17g\n", name, us);
 }
 
-static void write_text(const std::string & path, const char * mode, const std::string & text) {
-    FILE * file = fopen(path.c_str(), mode);
-    if (!file || fputs(text.c_str(), file) < 0 || fclose(file) != 0) {
-        perror(path.c_str());
-        exit(1);
-    }
-}
-
-// Adds a figure to a file, in the format of benchmarks/figures.py, with a comma before all but the first.
-static void write_figure(const char * path, const char * what, double above, double bare, bool limited) {
-    char text[512];
-    snprintf(text, sizeof(text),
-             "%s{\"what\": \"above nrt_execute, %s\", \"value\": %.17g, \"unit\": \"µs\", \"peer\": {\"what\": "
-             "\"nrt_execute\", \"value\": %.17g}",
-             std::string(what) == "repeated" ? "" : ",\n", what, above, bare);
-    std::string figure = text;
-    if (limited) {
-        snprintf(text, sizeof(text), ", \"limit\": {\"of\": \"value\", \"at_most\": %.17g}", LIMIT_US);
-        figure += text;
-    }
-    write_text(path, "a", figure + "}");
-}
-
-// Adds the figure of a whole graph, and its time without groups; 0: not measured.
-static void write_graph_figure(const char * path, const char * what, double value, double without, bool limited) {
-    char        text[512];
-    std::string figure;
-    snprintf(text, sizeof(text), ",\n{\"what\": \"a graph of 1,000 nodes %s\", \"value\": %.17g, \"unit\": \"µs\"",
-             what, value);
-    figure += text;
-    if (without > 0) {
-        snprintf(text, sizeof(text), ", \"peer\": {\"what\": \"without groups\", \"value\": %.17g}", without);
-        figure += text;
-    }
-    if (limited) {
-        snprintf(text, sizeof(text), ", \"limit\": {\"of\": \"value\", \"at_most\": %.17g}", GRAPH_LIMIT_US);
-        figure += text;
-    }
-    write_text(path, "a", figure + "}");
-}
-
-// Measures one kind of buffers, in a separate process. Prints the results and returns the time that has the limit.
-static double measure(const char * plugin, const char * libnrt) {
+static ggml_backend_reg_t load(const char * plugin) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
     if (!reg || ggml_backend_reg_dev_count(reg) == 0) {
         fprintf(stderr, "dispatch: %s has no device\n", plugin);
         exit(1);
     }
-    ggml_backend_t backend = ggml_backend_dev_init(ggml_backend_reg_dev_get(reg, 0), nullptr);
-    const double   bare    = bare_execute_us(libnrt);
-    const bool     host    = std::string(getenv("GGML_NEURON_BUFFERS")) == "host";
-    const char *   json    = getenv("DISPATCH_FIGURES");
-    const auto     print   = [bare, json](const char * what, double total, bool limited) {
-        if (json) {
-            write_figure(json, what, total - bare, bare, limited);
-        }
-        printf("%-9s %7.3f us per op, %7.3f above nrt_execute (%.3f), ratio %.1f\n", what, total, total - bare, bare,
-               total / bare);
-        return total - bare;
-    };
+    return reg;
+}
 
-    graph g(backend, N_NODES);
+static void measure_ops(const char * plugin, bool host) {
+    ggml_backend_t backend = ggml_backend_dev_init(ggml_backend_reg_dev_get(load(plugin), 0), nullptr);
+    graph          g(backend, N_NODES);
     // Without kernels for all four ops, this would measure the CPU.
     if (!ggml_backend_supports_op(backend, g.cgraph->nodes[0]) ||
         !ggml_backend_supports_op(backend, g.cgraph->nodes[3])) {
@@ -240,132 +183,78 @@ static double measure(const char * plugin, const char * libnrt) {
     }
     g.cgraph->uid = 1;
     compute(backend, g.cgraph);
-    const double repeated =
-        print(host ? "host" : "repeated", median_us_per_op([&] { compute(backend, g.cgraph); }), !host);
+    print(host ? "host" : "repeated", median_us_per_op([&] { compute(backend, g.cgraph); }));
     if (!host) {
         g.cgraph->uid = 0;
         compute(backend, g.cgraph);
-        print("walked", median_us_per_op([&] { compute(backend, g.cgraph); }), false);
+        print("walked", median_us_per_op([&] { compute(backend, g.cgraph); }));
         uint64_t uid = 2;
         print("resolved", median_us_per_op([&] {
                   g.cgraph->uid = uid++;
                   compute(backend, g.cgraph);
-              }),
-              false);
+              }));
     }
     ggml_backend_free(backend);
-    return repeated;
 }
 
 using fusion_get_t    = void * (*)(ggml_backend_dev_t);
 using fusion_enable_t = void (*)(void *, bool);
 using fusion_stats_t  = int (*)(void *, const char **, uint64_t *, int);
 
-// Measures graphs of groups that are computed in this many pieces, in a separate process. Returns whether the first
-// time of a graph is within the limit.
-static bool measure_groups(const char * plugin, const char * libnrt, int pieces) {
-    ggml_backend_reg_t reg = ggml_backend_load(plugin);
-    if (!reg || ggml_backend_reg_dev_count(reg) == 0) {
-        fprintf(stderr, "dispatch: %s has no device\n", plugin);
-        exit(1);
-    }
+static void measure_groups(const char * plugin, int pieces) {
+    ggml_backend_reg_t reg     = load(plugin);
     ggml_backend_dev_t dev     = ggml_backend_reg_dev_get(reg, 0);
     ggml_backend_t     backend = ggml_backend_dev_init(dev, nullptr);
     const auto         get     = (fusion_get_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_get");
     const auto         set_enabled =
         (fusion_enable_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_set_enabled");
-    const auto   stats  = (fusion_stats_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_stats_get");
-    void *       fusion = get(dev);
-    const double bare   = bare_execute_us(libnrt);
-    graph        g(backend, N_GROUPS * N_GROUPED, pieces == 1 ? 1 : pieces * rows_of(N_LENGTHS));
+    const auto stats  = (fusion_stats_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_fusion_stats_get");
+    void *     fusion = get(dev);
+    graph      g(backend, N_GROUPS * N_GROUPED, pieces == 1 ? 1 : pieces * rows_of(N_LENGTHS));
 
-    uint64_t     uid   = 1;
-    const double found = median_us([&] {
+    uint64_t   uid       = 1;
+    const auto see_first = [&] {
         g.cgraph->uid = uid++;
         compute(backend, g.cgraph);
-    });
-    const double again = median_us([&] { compute(backend, g.cgraph); });
+    };
+    const auto repeat = [&] {
+        compute(backend, g.cgraph);
+    };
+    print("first", median_us(GRAPH_ROUNDS, see_first));
+    print("again", median_us(GRAPH_ROUNDS, repeat));
 
     std::vector<uint64_t> counts(N_LENGTHS + 1);
     stats(fusion, nullptr, counts.data(), (int) counts.size());
     if (std::accumulate(counts.begin(), counts.end(), (uint64_t) 0) !=
-        (uint64_t) (2 * 5 * N_ROUNDS * N_GROUPS * pieces)) {
+        (uint64_t) (2 * GRAPH_ROUNDS * N_GROUPS * pieces)) {
         fprintf(stderr, "dispatch: the backend did not compute the groups\n");
         exit(1);
     }
-    printf("%d nodes in %d groups, %d %s each: found %.0f us, again %.1f us (%.1f us in nrt_execute)\n",
-           g.cgraph->n_nodes, N_GROUPS, pieces, pieces == 1 ? "launch" : "launches", found, again,
-           bare * N_GROUPS * pieces);
-    double first  = 0;
-    double by_one = 0;
     if (pieces == 1) {  // the device has other kernels only for ops of one row
         set_enabled(fusion, false);
-        compute(backend, g.cgraph);
-        by_one = median_us([&] { compute(backend, g.cgraph); });
-        first  = median_us([&] {
-            g.cgraph->uid = uid++;
-            compute(backend, g.cgraph);
-        });
-        printf("the same node by node: found %.0f us, again %.1f us, ratio %.1f\n", first, by_one, by_one / again);
-    }
-    if (const char * json = getenv("DISPATCH_FIGURES")) {
-        write_graph_figure(json, pieces == 1 ? "in groups, seen first" : "in groups in pieces, seen first", found,
-                           first, true);
-        write_graph_figure(json, pieces == 1 ? "in groups, again" : "in groups in pieces, again", again, by_one, false);
+        repeat();
+        print("by-node-again", median_us(GRAPH_ROUNDS, repeat));
+        print("by-node-first", median_us(GRAPH_ROUNDS, see_first));
     }
     ggml_backend_free(backend);
-    return found <= GRAPH_LIMIT_US;
-}
-
-// Sets the sizes of the tensors of kernels for this many rows.
-static void set_tensors(int64_t rows) {
-    const std::string bytes = std::to_string((size_t) rows * NE * sizeof(float));
-    setenv("NOOP_NRT_TENSORS", ("input0=" + bytes + ",input1=" + bytes + ",output0=" + bytes).c_str(), 1);
 }
 
 int main(int argc, char ** argv) {
-    if (argc < 3) {
-        fprintf(stderr, "usage: dispatch <libggml-neuron.so> <no-op libnrt> [--json=FILE]\n");
+    const std::string word = argc > 1 ? argv[1] : "";
+    if (word == "pack" && argc == 3) {
+        const std::string bytes = test::make_pack(pack_contents()).bytes();
+        std::ofstream     file(argv[2], std::ios::binary);
+        return file.write(bytes.data(), (std::streamsize) bytes.size()).flush() ? 0 : 1;
+    }
+    if (argc != 4) {
+        fprintf(stderr, "usage: dispatch pack FILE | dispatch device|host|groups|pieces PLUGIN LIBNRT\n");
         return 2;
     }
-    const std::string own = argc == 4 ? argv[3] : "";
-    if (own == "groups" || own == "pieces") {  // started by this program
-        return measure_groups(argv[1], argv[2], own == "groups" ? 1 : N_PIECES) ? 0 : 1;
+    print("nrt_execute", bare_execute_us(argv[3]));
+    if (word == "groups" || word == "pieces") {
+        measure_groups(argv[2], word == "groups" ? 1 : N_PIECES);
+    } else {
+        measure_ops(argv[2], word == "host");
     }
-    if (argc == 4 && argv[3][0] != '-') {  // also
-        return measure(argv[1], argv[2]) <= LIMIT_US || std::string(argv[3]) == "host" ? 0 : 1;
-    }
-    std::string json;
-    for (int i = 3; i < argc; i++) {
-        const std::string argument = argv[i];
-        if (argument.rfind("--json=", 0) == 0) {
-            json = argument.substr(7);
-        } else if (argument != "--quick") {  // the program is always quick
-            fprintf(stderr, "dispatch: unknown argument %s\n", argv[i]);
-            return 2;
-        }
-    }
-    if (!json.empty()) {
-        write_text(json, "w", "{\"figures\": [\n");
-        setenv("DISPATCH_FIGURES", json.c_str(), 1);
-    }
-    const scratch_pack pack(pack_contents());
-    setenv("GGML_NEURON_LIBNRT", argv[2], 1);
-    int result = 0;
-    for (const std::string what : { "device", "host", "groups", "pieces" }) {
-        set_tensors(what == "pieces" ? rows_of(N_LENGTHS) : 1);
-        setenv("NEURON_RT_NUM_CORES", "1", 1);
-        setenv("GGML_NEURON_KERNEL_DIR", pack.path().c_str(), 1);
-        setenv("GGML_NEURON_BUFFERS", what == "host" ? "host" : "device", 1);
-        const std::string command = std::string("'") + argv[0] + "' '" + argv[1] + "' '" + argv[2] + "' " + what;
-        result |= system(command.c_str()) != 0;
-    }
-    if (!json.empty()) {
-        write_text(json, "a", "\n]}\n");
-    }
-    printf("%s: the limit is %.1f us per op for a graph that is computed again, and %.0f us for one of 1,000 nodes in "
-           "groups that is seen "
-           "first\n",
-           result ? "FAILED" : "ok", LIMIT_US, GRAPH_LIMIT_US);
-    return result;
+    return 0;
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from programs import SCENARIOS, Programs, Run, built_pack, built_tree, ran_on
+from programs import ROOT, SCENARIOS, Programs, Run, built_pack, built_tree, ran_on
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -130,18 +131,17 @@ def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(ru
 def test_the_benchmark_of_dispatch_measures_and_judges(programs: Programs, tmp_path: Path) -> None:
     """Tests may run at the same time, so this only checks that the exit status agrees with the benchmark's own limits."""
     result = subprocess.run(
-        [
-            *(programs.find("dispatch"), programs.find("libggml-neuron.so"), programs.find("libnrt-noop.so")),
-            f"--json={tmp_path / 'figures.json'}",
-        ],
-        env=programs.environment(),
+        [sys.executable, ROOT / "benchmarks" / "dispatch" / "dispatch.py", f"--json={tmp_path / 'figures.json'}"],
+        env=programs.environment(
+            GGML_NEURON_TEST_PROGRAMS=programs.find("dispatch").parent, LLAMA_CPP_PROGRAMS=programs.llama_cpp
+        ),
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
-    limited = [figure for figure in figures if "limit" in figure]
+    limited = [figure for figure in figures if figure["limit"]]
     assert len(figures) == 8 and len(limited) == 3, result.stdout + result.stderr
     assert all(figure["value"] > 0 for figure in figures)
     kept = all(figure["value"] <= figure["limit"]["at_most"] for figure in limited)

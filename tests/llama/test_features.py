@@ -13,8 +13,8 @@ from pathlib import Path
 import calls
 import gguf
 import harness
+import llama_programs
 import numpy as np
-import programs as whole_programs
 import pytest
 import random_llama
 from program_cases import CASES
@@ -305,7 +305,7 @@ def test_programs_leave_no_op_to_the_cpu(
 ) -> None:
     """Contexts of all kinds, programs that read each node, and kernels without groups: results are those of the CPU."""
     (case,) = (case for case in CASES if case.name == name)
-    there(whole_programs.path_of(str(case.commands).split()[0], programs), "LLAMA_MORE_PROGRAMS")
-    ((row, wrong),) = whole_programs.check_all(programs, [model], [case], tmp_path)
-    print(whole_programs.HEAD, row, sep="\n")
+    there(llama_programs.path_of(str(case.commands).split()[0], programs), "LLAMA_MORE_PROGRAMS")
+    ((row, wrong),) = llama_programs.check_all(programs, [model], [case], tmp_path)
+    print(llama_programs.HEAD, row, sep="\n")
     assert not wrong

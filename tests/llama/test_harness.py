@@ -9,8 +9,8 @@ from pathlib import Path
 
 import calls
 import harness
+import llama_programs
 import program_cases
-import programs as whole_programs
 import pytest
 
 from kernelgen import cli
@@ -87,7 +87,7 @@ common_debug_cb_eval:                    y-0 = (f32)        MUL(norm-0{4, 1, 1, 
 
 
 def test_results_of_programs_are_distinguished() -> None:
-    read, compare = program_cases.tensors, whole_programs.compare
+    read, compare = program_cases.tensors, llama_programs.compare
     assert list(read(CALLBACK)) == ["0 norm-0 RMS_NORM", "1 y-0 MUL"]
     for value, error in (
         ("2.0000", 0.0),

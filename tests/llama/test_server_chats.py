@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import harness
-import programs as whole_programs
+import llama_programs
 import pytest
 import server_chats
 from program_cases import SERVER_CASES, ServerCase
@@ -20,7 +20,7 @@ def test_six_chats_have_the_cpu_s_answers(
     """The server has four slots, and one client disconnects. Only the embedding runs on the CPU, and drafted tokens are
     accepted.
     """
-    there(whole_programs.server_program(), "LLAMA_SERVER")
+    there(llama_programs.server_program(), "LLAMA_SERVER")
     server_chats.write_random(tmp_path)
     row, wrong = server_chats.run(programs, case, tmp_path)
     print(server_chats.HEAD, row, sep="\n")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import harness
+import llama_programs
 import main
-import programs as whole_programs
 import pytest
 import server_chats
 from program_cases import CASES, SERVER_CASES
@@ -49,9 +49,9 @@ def test_programs_have_the_cpu_s_results(
     embedding.
     """
     (case,) = (case for case in CASES if case.name == name)
-    there(whole_programs.path_of(str(case.commands).strip("('").split()[0], programs), "LLAMA_MORE_PROGRAMS")
-    ((row, wrong),) = whole_programs.check_all(programs, [], [case], tmp_path, model)
-    print(whole_programs.HEAD, row, sep="\n")
+    there(llama_programs.path_of(str(case.commands).strip("('").split()[0], programs), "LLAMA_MORE_PROGRAMS")
+    ((row, wrong),) = llama_programs.check_all(programs, [], [case], tmp_path, model)
+    print(llama_programs.HEAD, row, sep="\n")
     assert not wrong
     assert row.endswith("| 0 |")  # ops on the CPU
 
@@ -62,7 +62,7 @@ def test_six_chats_have_the_cpu_s_answers(
     programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
 ) -> None:
     """Streamed answers in four slots; one client disconnects; one answer is longer than the cache."""
-    there(whole_programs.server_program(), "LLAMA_SERVER")
+    there(llama_programs.server_program(), "LLAMA_SERVER")
     (case,) = (case for case in SERVER_CASES if case.name == name)
     server_chats.write_beside(tmp_path, model, 30, f32=True)
     row, wrong = server_chats.run(programs, case, tmp_path)
