@@ -432,8 +432,8 @@ class Comparison:
 
     @property
     def cells(self) -> tuple[object, ...]:
-        numbers = (self.nodes, self.entries, self.derived, self.recorded, len(self.missing))
-        return (*(numbers if not self.failure else [""] * 5), self.failure.partition("\n")[0] or self.refused)
+        numbers = (self.nodes, self.entries, self.derived, len(self.missing))
+        return (*(numbers if not self.failure else [""] * 4), self.failure.partition("\n")[0] or self.refused)
 
 
 def compare_derived(programs: Programs, name: str) -> dict[str, Comparison]:
@@ -674,8 +674,8 @@ def derived_main(programs: Programs, args: argparse.Namespace) -> bool:
 
 def derived_page(results: Mapping[str, Comparison]) -> Iterator[str]:
     """Yields the part of model-support.md that a run writes."""
-    yield "| architecture | nodes for one token | entries | kernels | asked for | missing | without a kernel |"
-    yield "|---|--:|--:|--:|--:|--:|---|"
+    yield "| architecture | nodes for one token | entries | kernels | missing | without a kernel |"
+    yield "|---|--:|--:|--:|--:|---|"
     yield from (harness.row(name, *result.cells) for name, result in sorted(results.items()))
     notes = [f"- {name}: {why}." for name, why in EXPLAINED.items() if name in results and results[name].missing]
     yield from ["", *notes] if notes else []
