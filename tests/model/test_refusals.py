@@ -179,7 +179,7 @@ a.gguf b.gguf => one model at a time: a.gguf, b.gguf
 --mmproj p.gguf --shift => --mmproj is given without a model, --graph and --shift
 --mmproj p.gguf --image-size 640x480x3 => --image-size: expected WIDTHxHEIGHT
 model.gguf --graph n_tokens=1 --devices 2 => --devices is 2 to 16 with --split-mode tensor, and not given without
-model.gguf --graph n_tokens=1 --split-mode row => --split-mode: expected tensor or none, not 'row'"""
+model.gguf --graph n_tokens=1 --split-mode row => --split-mode: expected none or tensor, not 'row'"""
 
 
 def test_the_program_says_what_is_wrong_with_its_arguments(exporter: Exporter, folder: Path) -> None:
